@@ -1,0 +1,49 @@
+"""What a schedule says and what its execution answers: plain frozen data between the scheduler and the model runner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.request import Request
+from kernels.sampling import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOutput:
+    """One step's work. The columns run in parallel, one entry per request, in the order of execution.
+
+    A row computes ``num_new_tokens[i]`` tokens of ``requests[i]`` from position ``starts[i]`` on, and is sampled from
+    exactly when that reaches the end of the request's tokens.
+    """
+
+    step: int
+    requests: list[Request]
+    epochs: list[int]
+    """The requests' epochs when they were scheduled: a result of an older one is dropped."""
+    starts: list[int]
+    num_new_tokens: list[int]
+    block_tables: list[list[int]]
+    """Each request's block ids, to be read only until the next call of ``schedule``."""
+    samples: list[bool]
+    """Whether the row's last token is the request's last: a new one is drawn."""
+    block_copies: list[tuple[int, int]] = field(default_factory=list)
+    """(source, destination), to be done before the step."""
+
+    @property
+    def total_tokens(self) -> int:
+        return sum(self.num_new_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRunnerOutput:
+    """What the sampled rows of a :class:`SchedulerOutput` gave, in the same order, one entry per row of the plan."""
+
+    token_ids: list[list[int]]
+    """New tokens per row: empty where the row was not sampled; several with speculation."""
+    logprobs: list[list[TokenLogprobs]]
+    """As many as token ids, where the request asked; else empty."""
+    errors: dict[int, str] = field(default_factory=dict)
+    """Row index → why this row alone failed (its logits were not finite)."""
+    prepare_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    sample_seconds: float = 0.0

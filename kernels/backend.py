@@ -1,0 +1,73 @@
+"""The one seam between the engine and what runs on a device: a protocol at the level of a layer.
+
+It is not at the level of an operator, so that each side may fuse what it likes: the Triton backend writes rotary and KV
+in one kernel, the CPU backend packs weights for its own matrix products, and neither has to say so. The engine calls,
+once a step::
+
+    x = backend.embed(batch)
+    for layer in range(spec.num_layers):
+        x = backend.attention_block(layer, x, batch)
+        x = backend.mlp_block(layer, x)
+    logits = backend.head(x, batch)                       # float32 [R, vocab]
+    sampled = backend.sample(logits, sampling_batch)      # ids and, on request, log-probabilities
+
+A backend instance serves one model: ``load`` packs its weights, ``allocate_kv`` gives it its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from kernels.sampling import SampledTokens, SamplingBatch
+from kernels.spec import DecoderSpec, StepBatch
+
+
+@dataclass(slots=True)
+class Activations:
+    """The residual stream between two blocks, kept as two addends so that a backend can fuse the sum into the next norm.
+
+    The stream's value is ``hidden + residual`` (``hidden`` alone where ``residual`` is None); both [T, hidden_size].
+    """
+
+    hidden: torch.Tensor
+    residual: torch.Tensor | None = None
+
+
+class Backend(Protocol):
+    name: str
+    """``cpu`` or ``triton``: what ``doctor`` and the run's result show."""
+    device: torch.device
+
+    def load(self, spec: DecoderSpec, weights: Mapping[str, torch.Tensor]) -> None:
+        """Pack a checkpoint's tensors, named as Transformers names them (``model.layers.0.self_attn.q_proj.weight`` …).
+
+        The tensors may be memory-mapped and of another type: packing converts to ``spec.dtype``. Every tensor that the
+        spec asks for is there (the engine has checked); nothing else is passed.
+        """
+
+    def kv_bytes_per_block(self, block_size: int) -> int:
+        """Bytes that one block of ``block_size`` tokens occupies over all layers, padding of the layout included."""
+
+    def allocate_kv(self, num_blocks: int, block_size: int) -> None:
+        """Allocate zeroed storage for ``num_blocks`` blocks. Block 0 is the null block: never read for a live position."""
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks (source, destination) in all layers, before the step that writes the destinations."""
+
+    def embed(self, batch: StepBatch) -> Activations: ...
+
+    def attention_block(self, layer: int, x: Activations, batch: StepBatch) -> Activations:
+        """Norm, q/k/v, optional q/k norm, rotary, write of the new keys and values, attention over the context
+        (causal, within the layer's window), output projection; added to the residual stream."""
+
+    def mlp_block(self, layer: int, x: Activations) -> Activations:
+        """Norm, SiLU(gate) · up, down projection; added to the residual stream."""
+
+    def head(self, x: Activations, batch: StepBatch) -> torch.Tensor:
+        """Final norm and language-model head of ``batch.logits_rows``: float32 [R, vocab_size]."""
+
+    def sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> SampledTokens: ...
