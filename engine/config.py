@@ -50,8 +50,12 @@ class CacheConfig:
 
     def __post_init__(self) -> None:
         size = self.block_size
-        _require(1 <= size <= 256 and size & (size - 1) == 0, f"block_size is {size}; it must be a power of two, 1 to 256")
-        _require(self.num_blocks is None or self.num_blocks >= 1, f"kv_blocks is {self.num_blocks}; it must be at least 1")
+        _require(
+            1 <= size <= 256 and size & (size - 1) == 0, f"block_size is {size}; it must be a power of two, 1 to 256"
+        )
+        _require(
+            self.num_blocks is None or self.num_blocks >= 1, f"kv_blocks is {self.num_blocks}; it must be at least 1"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,11 @@ class SamplingParams:
         check(self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens", "at most max_tokens")
         check(all(self.stop), "stop", "strings that are not empty")
         check(self.logprobs is None or 0 <= self.logprobs <= 20, "logprobs", "0 to 20")
-        check(all(_finite(b) and -100 <= b <= 100 for b in self.logit_bias.values()), "logit_bias", "values of -100 to 100")
+        check(
+            all(_finite(b) and -100 <= b <= 100 for b in self.logit_bias.values()),
+            "logit_bias",
+            "values of -100 to 100",
+        )
 
 
 def _finite(value: float) -> bool:

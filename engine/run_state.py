@@ -1,5 +1,281 @@
 """The state of a run as a fold over its step records: what every view draws from.
 
 ``RunState.apply(record)`` advances by one step; ``RunState.restore(keyframe)`` begins anywhere. Folding all records from
-the start gives the same state as the engine's own keyframe at every step: the tests hold that.
+the start gives the engine's own keyframe at every step: the tests hold that. Light: numpy and msgspec only.
 """
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.events import (
+    Admitted,
+    AnyEvent,
+    Arrived,
+    BlockCopied,
+    BlocksAllocated,
+    BlocksCached,
+    BlocksEvicted,
+    BlocksFreed,
+    BlocksShared,
+    Deferred,
+    Finished,
+    Keyframe,
+    Preempted,
+    Rejected,
+    RequestState,
+    RunTotals,
+    StepRecord,
+)
+from engine.request import FinishReason, RequestStatus
+
+FINISHED_KEPT = 2_000
+"""How many finished requests stay for the views; the oldest go first."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """A preemption or a rejection, with the moment it happened."""
+
+    step: int
+    time: float
+    event: Preempted | Rejected
+
+
+class RunState:
+    """Requests and blocks after the last applied step.
+
+    Blocks are arrays over block ids 0 … ``num_blocks``; id 0, the null block, is never in use. A block is *referenced*
+    (``block_refs`` > 0), *cached* (no reference, but ``block_hashed``) or *free*.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.time = 0.0
+        self.num_blocks = 0
+        self.block_size = 1
+        self.max_num_seqs = 0
+        self.token_budget = 0
+        self.totals = RunTotals()
+        self.requests: dict[int, RequestState] = {}
+        """All that are not finished, by id, in order of arrival."""
+        self.finished: deque[RequestState] = deque(maxlen=FINISHED_KEPT)
+        self.ledger: deque[LedgerEntry] = deque(maxlen=FINISHED_KEPT)
+        self.deferred: Deferred | None = None
+        """Why the head of the queue waits."""
+        self.last_record: StepRecord | None = None
+        self.missed_steps = 0
+        """Steps whose records were replaced by a keyframe."""
+        self._size_blocks(0)
+
+    def _size_blocks(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_refs = np.zeros(num_blocks + 1, dtype=np.int32)
+        self.block_owner = np.zeros(num_blocks + 1, dtype=np.int64)
+        """The request that took the block last; kept after it is freed while the block stays cached. 0: nobody yet."""
+        self.block_hashed = np.zeros(num_blocks + 1, dtype=np.bool_)
+
+    # Gauges -----------------------------------------------------------------------------------------------------
+
+    @property
+    def num_running(self) -> int:
+        return sum(1 for r in self.requests.values() if r.status == RequestStatus.RUNNING)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.requests) - self.num_running
+
+    @property
+    def referenced_blocks(self) -> int:
+        return int(np.count_nonzero(self.block_refs))
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the pool that requests refer to, 0 to 1."""
+        return self.referenced_blocks / self.num_blocks if self.num_blocks else 0.0
+
+    # The fold ---------------------------------------------------------------------------------------------------
+
+    def restore(self, keyframe: Keyframe) -> None:
+        """Begin from ``keyframe``. Finished requests and the ledger of a run that goes on are kept."""
+        if keyframe.step < self.step or self.num_blocks != keyframe.num_blocks:
+            self.finished.clear()
+            self.ledger.clear()
+            self.missed_steps = 0
+        elif self.step:
+            self.missed_steps += keyframe.step - self.step
+        self.step, self.time = keyframe.step, keyframe.time
+        self.block_size, self.max_num_seqs = keyframe.block_size, keyframe.max_num_seqs
+        self.token_budget, self.totals = keyframe.token_budget, keyframe.totals
+        self.deferred = keyframe.deferred
+        self.last_record = None
+        self._size_blocks(keyframe.num_blocks)
+        self.requests = {}
+        for request in sorted(keyframe.requests, key=lambda r: (r.arrival_time, r.request_id)):
+            copy = RequestState(*(getattr(request, name) for name in RequestState.__struct_fields__))
+            copy.blocks = list(request.blocks)
+            self.requests[copy.request_id] = copy
+            self.block_refs[copy.blocks] += 1
+            self.block_owner[copy.blocks] = copy.request_id
+        self.block_hashed[keyframe.cached_blocks] = True
+
+    def keyframe(self) -> Keyframe:
+        """This state, written out; requests by id."""
+        return Keyframe(
+            step=self.step,
+            time=self.time,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            max_num_seqs=self.max_num_seqs,
+            token_budget=self.token_budget,
+            requests=sorted(self.requests.values(), key=lambda r: r.request_id),
+            cached_blocks=np.flatnonzero(self.block_hashed).tolist(),
+            deferred=self.deferred,
+            totals=self.totals,
+        )
+
+    def apply(self, record: StepRecord) -> None:
+        """Advance by one step."""
+        self.step, self.time = record.step, record.time
+        self.token_budget, self.totals = record.token_budget, record.totals
+        ended: list[Finished] = []
+        for event in record.events:
+            if isinstance(event, Finished):
+                ended.append(event)  # its row of this step comes first
+            else:
+                self._apply_event(event, record)
+        self._apply_columns(record)
+        for event in ended:
+            self._finish(event, record)
+        self.last_record = record
+
+    def _apply_event(self, event: AnyEvent, record: StepRecord) -> None:
+        handler = _HANDLERS.get(type(event))
+        if handler is not None:
+            handler(self, event, record)
+
+    def _apply_columns(self, record: StepRecord) -> None:
+        ended_at = record.time + record.timings.total
+        for request_id, computed, new in zip(record.request_ids, record.num_computed, record.new_tokens, strict=True):
+            request = self.requests.get(request_id)
+            if request is None:
+                continue
+            request.num_computed = computed
+            if new:
+                request.output_tokens += new
+                if request.first_token_time is None:
+                    request.first_token_time = ended_at
+
+    def _arrive(self, event: Arrived, record: StepRecord) -> None:
+        self.requests[event.request_id] = RequestState(
+            request_id=event.request_id,
+            arrival_time=event.arrival_time,
+            prompt_tokens=event.prompt_tokens,
+            max_tokens=event.max_tokens,
+            priority=event.priority,
+            user=event.user,
+            status=RequestStatus.WAITING,
+            num_computed=0,
+            output_tokens=0,
+            cached_tokens=0,
+            preemptions=0,
+            blocks=[],
+        )
+
+    def _admit(self, event: Admitted, record: StepRecord) -> None:
+        self._clear_deferred(event.request_id)
+        request = self.requests.get(event.request_id)
+        if request is None:
+            return
+        request.status = RequestStatus.RUNNING
+        request.num_computed = event.cached_tokens
+        if not event.resumed:
+            request.cached_tokens = event.cached_tokens
+            request.admitted_time = record.time
+
+    def _defer(self, event: Deferred, record: StepRecord) -> None:
+        self.deferred = event
+
+    def _clear_deferred(self, request_id: int) -> None:
+        if self.deferred is not None and self.deferred.request_id == request_id:
+            self.deferred = None
+
+    def _preempt(self, event: Preempted, record: StepRecord) -> None:
+        self.ledger.append(LedgerEntry(record.step, record.time, event))
+        request = self.requests.get(event.request_id)
+        if request is not None:
+            request.status = RequestStatus.PREEMPTED
+            request.num_computed = 0
+            request.preemptions += 1
+
+    def _allocate(self, event: BlocksAllocated, record: StepRecord) -> None:
+        self.block_refs[event.blocks] = 1
+        self.block_owner[event.blocks] = event.request_id
+        if event.request_id in self.requests:
+            self.requests[event.request_id].blocks.extend(event.blocks)
+
+    def _share(self, event: BlocksShared, record: StepRecord) -> None:
+        self.block_refs[event.blocks] += 1
+        alone = [b for b in event.blocks if self.block_refs[b] == 1]
+        self.block_owner[alone] = event.request_id
+        if event.request_id in self.requests:
+            self.requests[event.request_id].blocks.extend(event.blocks)
+
+    def _cache(self, event: BlocksCached, record: StepRecord) -> None:
+        self.block_hashed[event.blocks] = True
+
+    def _evict(self, event: BlocksEvicted, record: StepRecord) -> None:
+        self.block_hashed[event.blocks] = False
+
+    def _copy(self, event: BlockCopied, record: StepRecord) -> None:
+        self.block_refs[event.source] -= 1
+        self.block_refs[event.destination] = 1
+        self.block_owner[event.destination] = event.request_id
+        request = self.requests.get(event.request_id)
+        if request is not None:
+            request.blocks = [event.destination if b == event.source else b for b in request.blocks]
+
+    def _free(self, event: BlocksFreed, record: StepRecord) -> None:
+        self.block_refs[event.blocks] -= 1
+        request = self.requests.get(event.request_id)
+        if request is None:
+            return
+        if len(event.blocks) == len(request.blocks):
+            request.blocks = []
+        else:
+            gone = set(event.blocks)
+            request.blocks = [b for b in request.blocks if b not in gone]
+
+    def _reject(self, event: Rejected, record: StepRecord) -> None:
+        self.ledger.append(LedgerEntry(record.step, record.time, event))
+        self.requests.pop(event.request_id, None)
+
+    def _finish(self, event: Finished, record: StepRecord) -> None:
+        self._clear_deferred(event.request_id)
+        request = self.requests.pop(event.request_id, None)
+        if request is None:
+            return
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = event.reason
+        request.output_tokens = event.output_tokens
+        aborted = event.reason == FinishReason.ABORT
+        request.finished_time = record.time if aborted else record.time + record.timings.total
+        self.finished.append(request)
+
+
+_HANDLERS = {
+    Arrived: RunState._arrive,
+    Admitted: RunState._admit,
+    Deferred: RunState._defer,
+    Preempted: RunState._preempt,
+    BlocksAllocated: RunState._allocate,
+    BlocksShared: RunState._share,
+    BlocksCached: RunState._cache,
+    BlocksEvicted: RunState._evict,
+    BlockCopied: RunState._copy,
+    BlocksFreed: RunState._free,
+    Rejected: RunState._reject,
+}
