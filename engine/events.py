@@ -1,7 +1,7 @@
 """What a step did: one typed event per change, with its reason, and the step's columns. All that views are made of.
 
-Every *change* is an event. What merely goes on (a decode row, the next chunk) is an entry in the record's columns, not an
-object. The state of the run at any step is a fold over the records before it (``engine.run_state``); a
+Every *change* is an event. What merely goes on (a decode row, the next chunk) is an entry in the record's columns, not
+an object. The state of the run at any step is a fold over the records before it (``engine.run_state``); a
 :class:`Keyframe` is that state written out, so a fold can begin anywhere.
 
 Times are seconds on the engine's clock (``time.perf_counter`` unless one is injected).

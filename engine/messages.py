@@ -1,4 +1,4 @@
-"""What goes through the two pipes between the window and the engine process: msgspec structs, MessagePack, length first.
+"""What goes through the two pipes between the window and the engine process: msgspec structs as MessagePack.
 
 Wire format: 4 bytes, little-endian, length of the payload; then the payload, one tagged struct.
 Commands go to the engine, replies come back. Tokens (:class:`Output`) are never dropped and arrive in order. Step
@@ -55,7 +55,7 @@ class AddRequest(Command, frozen=True):
     priority: int = 0
     user: str = ""
     arrival_time: float | None = None
-    """``time.perf_counter`` of the client (one clock for all processes of a machine); None: when the engine reads it."""
+    """``time.perf_counter`` of the client (a machine's processes share the clock); None: when the engine reads it."""
     ends_after: int | None = None
     """Where a replayed request really ends, in output tokens; the scheduler does not see it."""
     stream_text: bool = True

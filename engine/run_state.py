@@ -1,13 +1,15 @@
 """The state of a run as a fold over its step records: what every view draws from.
 
-``RunState.apply(record)`` advances by one step; ``RunState.restore(keyframe)`` begins anywhere. Folding all records from
-the start gives the engine's own keyframe at every step: the tests hold that. Light: numpy and msgspec only.
+``RunState.apply(record)`` advances by one step; ``RunState.restore(keyframe)`` begins anywhere. Folding all records
+from the start gives the engine's own keyframe at every step: the tests hold that. Light: numpy and msgspec only.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -153,9 +155,7 @@ class RunState:
         self.last_record = record
 
     def _apply_event(self, event: AnyEvent, record: StepRecord) -> None:
-        handler = _HANDLERS.get(type(event))
-        if handler is not None:
-            handler(self, event, record)
+        _HANDLERS[type(event)](self, event, record)
 
     def _apply_columns(self, record: StepRecord) -> None:
         ended_at = record.time + record.timings.total
@@ -266,7 +266,7 @@ class RunState:
         self.finished.append(request)
 
 
-_HANDLERS = {
+_HANDLERS: dict[type, Callable[[RunState, Any, StepRecord], None]] = {
     Arrived: RunState._arrive,
     Admitted: RunState._admit,
     Deferred: RunState._defer,

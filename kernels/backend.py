@@ -28,7 +28,7 @@ from kernels.spec import DecoderSpec, StepBatch
 
 @dataclass(slots=True)
 class Activations:
-    """The residual stream between two blocks, kept as two addends so that a backend can fuse the sum into the next norm.
+    """The residual stream between two blocks, kept as two addends so a backend can fuse the sum into the next norm.
 
     The stream's value is ``hidden + residual`` (``hidden`` alone where ``residual`` is None); both [T, hidden_size].
     """
@@ -53,7 +53,8 @@ class Backend(Protocol):
         """Bytes that one block of ``block_size`` tokens occupies over all layers, padding of the layout included."""
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
-        """Allocate zeroed storage for ``num_blocks`` blocks. Block 0 is the null block: never read for a live position."""
+        """Allocate zeroed storage for block ids 0 … ``num_blocks``; block 0, the null block, is never read for a live
+        position."""
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination) in all layers, before the step that writes the destinations."""

@@ -39,8 +39,9 @@ class DecoderSpec:
     dtype: torch.dtype
     """Type of the weights and activations; softmax, norms and sampling are float32 in any case."""
     inv_freq: torch.Tensor
-    """float32 [rotary_dim / 2]: rotary frequencies with the checkpoint's scaling already applied. ``rotary_dim`` may be
-    smaller than ``head_dim`` (partial rotary): the dimensions behind it pass through. Pairs are (i, i + rotary_dim / 2)."""
+    """float32 [rotary_dim / 2]: rotary frequencies, the checkpoint's scaling already applied. ``rotary_dim`` may be
+    smaller than ``head_dim`` (partial rotary): the dimensions behind it pass through. Pairs are
+    (i, i + rotary_dim / 2)."""
     rope_attention_scaling: float = 1.0
     """Factor on cos and sin (YaRN's mscale); 1 elsewhere."""
     rope_layers: tuple[bool, ...] = ()
