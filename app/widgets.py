@@ -1,0 +1,254 @@
+"""The few widgets that every panel is made of: the quiet card, its legend, a gauge, a page for when there is nothing yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from PySide6.QtCore import QPointF, QRectF, QSize, Qt
+from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent, QPen, QPolygonF
+from PySide6.QtWidgets import (
+    QFrame,
+    QHBoxLayout,
+    QLabel,
+    QPushButton,
+    QSizePolicy,
+    QStackedLayout,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.theme import PADDING, RADIUS, SPACING, Theme
+
+Pattern = Literal["solid", "hatch", "dots", "line", "triangle", "outline"]
+
+
+def set_role(widget: QWidget, role: str) -> None:
+    """Sets the role by which the style sheet finds the widget: ``muted``, ``title``, ``number``, ``primary``, ``flat`` …"""
+    if widget.property("role") != role:
+        widget.setProperty("role", role)
+        widget.style().unpolish(widget)
+        widget.style().polish(widget)
+
+
+def label(text: str = "", role: str = "", parent: QWidget | None = None) -> QLabel:
+    """A plain-text label; text that comes from a model or a file is never read as markup."""
+    result = QLabel(parent)
+    result.setTextFormat(Qt.TextFormat.PlainText)
+    result.setText(text)
+    if role:
+        result.setProperty("role", role)
+    return result
+
+
+def button(text: str, role: str = "", accessible: str = "") -> QPushButton:
+    result = QPushButton(text)
+    if role:
+        result.setProperty("role", role)
+    result.setAccessibleName(accessible or text)
+    return result
+
+
+class Card(QFrame):
+    """A quiet surface with a title line: the title on the left, legends and figures on the right, the body below.
+
+    In a dock the title line becomes the dock's handle (:meth:`take_header`) and the dock draws the surface.
+    """
+
+    def __init__(self, title: str, *trailing: QWidget, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._framed = True
+        self._title = label(title, "title")
+        self.header = QWidget(self)
+        self.header.setMinimumHeight(26)
+        self._trailing = QHBoxLayout()
+        self._trailing.setSpacing(SPACING + 4)
+        line = QHBoxLayout(self.header)
+        line.setContentsMargins(PADDING[0], PADDING[1], PADDING[2], 0)
+        line.setSpacing(SPACING)
+        line.addWidget(self._title)
+        line.addStretch(1)
+        line.addLayout(self._trailing)
+        self.body = QVBoxLayout()
+        """Where the content goes."""
+        self.body.setContentsMargins(*PADDING)
+        self.body.setSpacing(SPACING)
+        outer = QVBoxLayout(self)
+        outer.setContentsMargins(0, 0, 0, 0)
+        outer.setSpacing(0)
+        outer.addWidget(self.header)
+        outer.addLayout(self.body, 1)
+        self.setAccessibleName(title)
+        for widget in trailing:
+            self.add_trailing(widget)
+
+    @property
+    def title(self) -> str:
+        return self._title.text()
+
+    def set_title(self, title: str) -> None:
+        self._title.setText(title)
+
+    def add_trailing(self, widget: QWidget) -> None:
+        self._trailing.addWidget(widget)
+
+    def take_header(self) -> QWidget:
+        """Hands the title line over to a dock, which then draws the surface too."""
+        self.layout().removeWidget(self.header)
+        self._framed = False
+        return self.header
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        if self._framed:
+            painter = QPainter(self)
+            paint_surface(painter, QRectF(self.rect()), self.palette().base().color(), self.palette().mid().color())
+
+
+def paint_surface(painter: QPainter, rect: QRectF, surface: QColor, line: QColor, radius: float = RADIUS) -> None:
+    """The card's surface: filled, with a hairline and round corners."""
+    painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+    painter.setPen(QPen(line, 1))
+    painter.setBrush(surface)
+    painter.drawRoundedRect(rect.adjusted(0.5, 0.5, -0.5, -0.5), radius, radius)
+
+
+@dataclass(frozen=True, slots=True)
+class LegendEntry:
+    text: str
+    token: str
+    """Name of a colour of the theme."""
+    pattern: Pattern = "solid"
+
+
+class Legend(QWidget):
+    """Swatches with words, for the title line of a card. A state differs in pattern as well as in colour."""
+
+    SWATCH = 10
+    GAP = 5
+
+    def __init__(self, theme: Theme, entries: list[LegendEntry], parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self._entries = entries
+        self.setAccessibleName("Legend: " + ", ".join(entry.text for entry in entries))
+        self.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
+        theme.changed.connect(self.update)
+
+    def sizeHint(self) -> QSize:
+        metrics = self.fontMetrics()
+        width = sum(self.SWATCH + self.GAP + metrics.horizontalAdvance(e.text) + 12 for e in self._entries) - 12
+        return QSize(max(0, width), metrics.height() + 2)
+
+    def minimumSizeHint(self) -> QSize:
+        """A narrow card clips its legend from the right rather than forcing the dock wide."""
+        return QSize(0, self.sizeHint().height())
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        metrics = self.fontMetrics()
+        x = 0
+        for entry in self._entries:
+            top = (self.height() - self.SWATCH) // 2
+            color: QColor = getattr(self._theme, entry.token)
+            paint_swatch(painter, QRectF(x, top, self.SWATCH, self.SWATCH), color, entry.pattern, self._theme.card)
+            x += self.SWATCH + self.GAP
+            painter.setPen(self._theme.muted)
+            painter.drawText(x, (self.height() + metrics.ascent() - metrics.descent()) // 2, entry.text)
+            x += metrics.horizontalAdvance(entry.text) + 12
+
+
+def paint_swatch(painter: QPainter, rect: QRectF, color: QColor, pattern: Pattern, ground: QColor) -> None:
+    if pattern == "line":
+        painter.fillRect(QRectF(rect.left(), rect.center().y() - 1, rect.width(), 2), color)
+    elif pattern == "triangle":
+        painter.save()
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(color)
+        corners = [rect.bottomLeft(), rect.bottomRight(), QPointF(rect.center().x(), rect.top())]
+        painter.drawPolygon(QPolygonF(corners))
+        painter.restore()
+    elif pattern == "outline":
+        painter.setPen(QPen(color, 1))
+        painter.setBrush(Qt.BrushStyle.NoBrush)
+        painter.drawRect(rect.adjusted(0.5, 0.5, -0.5, -0.5))
+    else:
+        painter.fillRect(rect, color)
+        if pattern == "hatch":
+            painter.fillRect(rect, QBrush(ground, Qt.BrushStyle.BDiagPattern))
+        elif pattern == "dots":
+            painter.fillRect(rect, QBrush(ground, Qt.BrushStyle.Dense6Pattern))
+
+
+class Gauge(QWidget):
+    """A muted word and a bold figure. Setting the same text again costs nothing."""
+
+    def __init__(self, name: str, tooltip: str = "", parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._name = name
+        self._value = label("–", "number")
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(5)
+        row.addWidget(label(name, "muted"))
+        row.addWidget(self._value)
+        self.setToolTip(tooltip)
+        self.setAccessibleName(name)
+
+    @property
+    def text(self) -> str:
+        return self._value.text()
+
+    def set_text(self, text: str) -> None:
+        if text != self._value.text():
+            self._value.setText(text)
+            self.setAccessibleDescription(f"{self._name} {text}")
+
+
+class EmptyState(QWidget):
+    """A sentence in the middle of an empty panel that says what to do, with buttons where there is something to press."""
+
+    def __init__(self, text: str, *buttons: QPushButton, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._text = label(text, "muted")
+        self._text.setWordWrap(True)
+        self._text.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        column = QVBoxLayout(self)
+        column.addStretch(1)
+        column.addWidget(self._text)
+        if buttons:
+            row = QHBoxLayout()
+            row.addStretch(1)
+            for each in buttons:
+                row.addWidget(each)
+            row.addStretch(1)
+            column.addLayout(row)
+        column.addStretch(1)
+
+    def set_text(self, text: str) -> None:
+        self._text.setText(text)
+
+    @property
+    def text(self) -> str:
+        return self._text.text()
+
+
+class Emptiable(QWidget):
+    """Shows an :class:`EmptyState` until there is content."""
+
+    def __init__(self, content: QWidget, empty: EmptyState, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.empty = empty
+        self.content = content
+        self._stack = QStackedLayout(self)
+        self._stack.setContentsMargins(0, 0, 0, 0)
+        self._stack.addWidget(empty)
+        self._stack.addWidget(content)
+
+    @property
+    def is_empty(self) -> bool:
+        return self._stack.currentWidget() is self.empty
+
+    def set_empty(self, empty: bool) -> None:
+        if empty != self.is_empty:
+            self._stack.setCurrentWidget(self.empty if empty else self.content)
