@@ -1,0 +1,180 @@
+"""Requests of a workload, and the files they are read from. Light: no torch.
+
+Batchscope jsonl, one request a line::
+
+    {"prompt_tokens": 100, "output_tokens": 50}
+    {"prompt": "Once upon a time", "output_tokens": 20, "max_tokens": 64, "arrival_s": 1.5, "user": "ann"}
+
+Exactly one of ``prompt``, ``prompt_token_ids`` and ``prompt_tokens`` (a synthetic prompt of that length), and
+``output_tokens``, where the answer ends. Optional are ``max_tokens`` (what the client asked, all that a scheduler may
+know; default: the same), ``arrival_s`` (0), ``priority`` (0; lower first), ``user`` and ``ignore_eos`` (true: the
+answer is as long as the line says; false: the model may end it earlier).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection
+from pathlib import Path
+
+import msgspec
+
+from engine.load_shapes import Arrivals, arrival_times, synthetic_prompt
+from engine.request import SamplingParams
+
+MAX_REQUESTS = 1_000_000
+
+
+class WorkloadError(ValueError):
+    """A workload or scenario that cannot be read; the message names the file, the line and what is wrong."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkloadRequest:
+    """One request of a workload. Exactly one of the three prompts is set."""
+
+    output_tokens: int
+    """Where the answer ends; a scheduler must not know it."""
+    prompt: str | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    prompt_tokens: int | None = None
+    """Length of a synthetic prompt, ``prefix_tokens`` included."""
+    max_tokens: int | None = None
+    """What the client asked; None: the same as ``output_tokens``."""
+    arrival_s: float = 0.0
+    """Seconds after the start of the run."""
+    priority: int = 0
+    user: str = ""
+    ignore_eos: bool = True
+    seed: int = 0
+    """Of the synthetic prompt."""
+    prefix_tokens: int = 0
+    """How many of a synthetic prompt's first tokens come from ``prefix_seed``: equal seeds share them."""
+    prefix_seed: int = 0
+
+    def params(self) -> SamplingParams:
+        """Greedy, with the limit that the client asked for."""
+        return SamplingParams(max_tokens=self.max_tokens or self.output_tokens, ignore_eos=self.ignore_eos)
+
+    def synthetic_ids(self, vocab_size: int, forbidden: Collection[int] = ()) -> list[int]:
+        """The ids of a synthetic prompt. Raises :class:`ShapeError`."""
+        assert self.prompt_tokens is not None, "not a synthetic prompt"
+        if not self.prefix_tokens:
+            return synthetic_prompt(self.prompt_tokens, vocab_size, self.seed, forbidden)
+        head = synthetic_prompt(self.prefix_tokens, vocab_size, self.prefix_seed, forbidden)
+        return head + synthetic_prompt(self.prompt_tokens - self.prefix_tokens, vocab_size, self.seed, forbidden)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Workload:
+    name: str
+    requests: tuple[WorkloadRequest, ...]
+    arrivals: Arrivals = dataclasses.field(default_factory=Arrivals)
+
+    @property
+    def open_loop(self) -> bool:
+        """Whether requests have times of their own to arrive at, rather than follow the answers."""
+        return any(r.arrival_s > 0 for r in self.requests)
+
+    @property
+    def request_rate(self) -> float | str | None:
+        """Requests per second; ``inf`` where all come at once; None where a file or a ramp gives the times."""
+        if self.arrivals.request_rate is not None and math.isfinite(self.arrivals.request_rate):
+            return self.arrivals.request_rate
+        return None if self.open_loop else "inf"
+
+    def with_arrivals(self, arrivals: Arrivals, seed: int) -> Workload:
+        """The same requests, in the same order, under other arrivals; times of the file stay where no rate is given."""
+        requests = self.requests
+        if arrivals.has_schedule:
+            times = arrival_times(len(requests), arrivals, seed)
+            requests = tuple(dataclasses.replace(r, arrival_s=t) for r, t in zip(requests, times, strict=True))
+        elif arrivals.request_rate is not None:
+            requests = tuple(dataclasses.replace(r, arrival_s=0.0) for r in requests)
+        return Workload(self.name, requests, arrivals)
+
+
+# Files ---------------------------------------------------------------------------------------------------------------
+
+
+class _Row(msgspec.Struct, forbid_unknown_fields=True):
+    output_tokens: int
+    prompt: str | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_tokens: int | None = None
+    max_tokens: int | None = None
+    arrival_s: float = 0.0
+    priority: int = 0
+    user: str = ""
+    ignore_eos: bool = True
+
+
+def _row_fault(row: _Row) -> str:
+    """What is wrong with a line that has the right types; empty if nothing is."""
+    given = [name for name in ("prompt", "prompt_token_ids", "prompt_tokens") if getattr(row, name) is not None]
+    if len(given) != 1:
+        has = " and ".join(given) if given else "none of them"
+        return f"needs exactly one of prompt, prompt_token_ids and prompt_tokens; it has {has}"
+    if row.prompt == "" or row.prompt_token_ids == []:
+        return f"{given[0]} is empty; a prompt has at least 1 token"
+    if row.prompt_token_ids and min(row.prompt_token_ids) < 0:
+        return f"prompt_token_ids has {min(row.prompt_token_ids)}; ids are 0 or more"
+    for name in ("prompt_tokens", "output_tokens", "max_tokens"):
+        value = getattr(row, name)
+        if value is not None and value < 1:
+            return f"{name} is {value}; it must be at least 1"
+    if row.max_tokens is not None and row.max_tokens < row.output_tokens:
+        return (
+            f"max_tokens is {row.max_tokens}, below output_tokens {row.output_tokens}: no answer is longer than asked"
+        )
+    if not math.isfinite(row.arrival_s) or row.arrival_s < 0:
+        return f"arrival_s is {row.arrival_s}; it must be 0 or more seconds"
+    return ""
+
+
+def load_workload(path: str | Path, *, seed: int = 0) -> Workload:
+    """Read a Batchscope jsonl file. ``seed`` gives the synthetic prompts.
+
+    Raises :class:`WorkloadError` with the file, the line and the fault.
+    """
+    path = Path(path)
+    requests: list[WorkloadRequest] = []
+    decoder = msgspec.json.Decoder(_Row)
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                line = line.removeprefix(b"\xef\xbb\xbf").strip()
+                if line:
+                    requests.append(_parse_line(decoder, line, f"{path}, line {number}", seed, len(requests)))
+    except OSError as error:
+        raise WorkloadError(f"{path} cannot be read: {error.strerror or error}") from error
+    if not requests:
+        raise WorkloadError(f"{path} has no requests: expected one JSON object a line")
+    return Workload(path.stem, tuple(requests))
+
+
+def _parse_line(decoder: msgspec.json.Decoder[_Row], line: bytes, where: str, seed: int, index: int) -> WorkloadRequest:
+    try:
+        row = decoder.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise WorkloadError(f"{where}: {error}") from error
+    fault = _row_fault(row)
+    if fault:
+        raise WorkloadError(f"{where}: {fault}")
+    return WorkloadRequest(
+        output_tokens=row.output_tokens,
+        prompt=row.prompt,
+        prompt_token_ids=None if row.prompt_token_ids is None else tuple(row.prompt_token_ids),
+        prompt_tokens=row.prompt_tokens,
+        max_tokens=row.max_tokens,
+        arrival_s=row.arrival_s,
+        priority=row.priority,
+        user=row.user,
+        ignore_eos=row.ignore_eos,
+        seed=request_seed(seed, index),
+    )
+
+
+def request_seed(seed: int, index: int) -> int:
+    return seed * MAX_REQUESTS + index
