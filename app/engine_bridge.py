@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from PySide6.QtCore import QObject, Qt, QTimer, Signal
@@ -29,13 +29,11 @@ from engine.messages import (
     AddRequest,
     AnyReply,
     ChatMessage,
-    Command,
     CountTokens,
-    Failed,
     Frame,
     Hello,
-    Loading,
     LoadFailed,
+    Loading,
     ModelInfo,
     Output,
     Ready,
@@ -46,8 +44,8 @@ from engine.run_state import RunState
 
 State = Literal["stopped", "starting", "loading", "ready", "failed", "dead"]
 
-SHUTDOWN_SECONDS = 3.0
-"""How long the engine may take to end by itself before it is killed."""
+SHUTDOWN_SECONDS = 2.0
+"""How long the engine may take to end by itself before it is ended by force."""
 
 
 class Fold(Protocol):
@@ -87,7 +85,7 @@ class FramePacer:
 
 
 class EngineBridge(QObject):
-    """The engine as the window sees it. Lives on the GUI thread; only ``_woken`` is emitted from another."""
+    """The engine as the window sees it. Lives on the GUI thread; only ``_woken`` is emitted from another, the reader's."""
 
     loading = Signal(object)
     """:class:`engine.messages.Loading`."""
@@ -110,7 +108,7 @@ class EngineBridge(QObject):
         self,
         parent: QObject | None = None,
         *,
-        client_factory: Callable[[], EngineClient] = EngineClient,
+        client: EngineClient | None = None,
         pacer: FramePacer | None = None,
     ) -> None:
         super().__init__(parent)
@@ -122,15 +120,13 @@ class EngineBridge(QObject):
         self.pacer = pacer or FramePacer()
         self.fold_seconds = 0.0
         """What the last frame took to drain and fold."""
-        self._client_factory = client_factory
-        self._client: EngineClient | None = None
+        self._client = client or EngineClient()
+        self._client.on_activity = self._woken.emit
         self._folds: list[Fold] = []
-        self._request_ids = itertools.count(1)
         self._query_ids = itertools.count(1)
         self._refused: list[Output] = []
-        self._failure = ""
-        self._wake_sent = False
         self._last_frame = 0.0
+        self._run = 0
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.setTimerType(Qt.TimerType.PreciseTimer)
@@ -139,40 +135,30 @@ class EngineBridge(QObject):
 
     # Life of the process -----------------------------------------------------------------------------------------
 
+    @property
+    def engine_pid(self) -> int | None:
+        """Process id of the engine, None while there is none."""
+        return self._client.pid
+
     def start(self, config: EngineConfig) -> None:
         """Starts a fresh engine process and has it load ``config.model``."""
         self.shutdown()
         self.config = config
         self.info = None
-        self._failure = ""
+        self._run += 1
         self._set_state("starting")
-        client = self._client_factory()
-        client.on_activity = self._on_activity
-        self._client = client
-        try:
-            client.start()
-            client.load(config)
-        except OSError as error:
-            self._client = None
-            client.kill()
-            self._set_state("dead")
-            self.died.emit(
-                EngineDied(exit_code=None, reason=f"The engine could not be started: {error}", last_lines=[])
-            )
+        self._client.start()
+        self._client.load(config)
 
     def restart(self) -> None:
         """A fresh process with the same configuration."""
         self.start(self.config)
 
     def shutdown(self) -> None:
-        """Ends the engine, in under five seconds whatever it is doing. Nothing is emitted for what it still had to say."""
-        client, self._client = self._client, None
+        """Ends the engine, in under five seconds whatever it is doing. What it still had to say is not emitted."""
         self._timer.stop()
-        if client is not None:
-            client.on_activity = None
-            client.close(SHUTDOWN_SECONDS)
-        if self.state not in ("stopped", "failed", "dead"):
-            self._set_state("stopped")
+        self._client.close(SHUTDOWN_SECONDS)
+        self._set_state("stopped")
 
     def add_fold(self, fold: Fold) -> None:
         """Has ``fold`` follow the run from the next record on, before ``stepped`` is emitted."""
@@ -196,11 +182,11 @@ class EngineBridge(QObject):
         synthetic_seed: int = 0,
     ) -> int:
         """Sends a request and returns its id. With no engine ready the answer is an output that says so."""
-        request_id = next(self._request_ids)
+        request_id = self._client.next_request_id()
         if self.state != "ready":
             self._refuse(request_id)
             return request_id
-        self._send(
+        self._client.send(
             AddRequest(
                 request_id=request_id,
                 params=params,
@@ -219,22 +205,13 @@ class EngineBridge(QObject):
         return request_id
 
     def abort(self, request_id: int) -> None:
-        self._send(Abort(request_id))
+        self._client.send(Abort(request_id))
 
     def count_tokens(self, messages: Sequence[ChatMessage]) -> int:
         """Asks how long a conversation is as a prompt; ``token_counted`` answers with this query id."""
         query_id = next(self._query_ids)
-        self._send(CountTokens(query_id, list(messages)))
+        self._client.send(CountTokens(query_id, list(messages)))
         return query_id
-
-    def _send(self, command: Command) -> None:
-        if self._client is None:
-            return
-        try:
-            self._client.send(command)
-        except OSError:
-            # The pipe is gone, so the process is: the reader thread reports that with its reason.
-            return
 
     def _refuse(self, request_id: int) -> None:
         waiting = self.state in ("starting", "loading")
@@ -247,23 +224,16 @@ class EngineBridge(QObject):
                 time=time.perf_counter(),
                 token_ids=[],
                 finish_reason=FinishReason.ERROR,
-                error=f"The engine is not ready ({self.state}): {hint}.",
+                error=f"The engine is not ready ({self.state}): {hint}, then send the request once more.",
             )
         )
         self._schedule_frame()
 
     # Frames ------------------------------------------------------------------------------------------------------
 
-    def _on_activity(self) -> None:
-        """Called on the reader thread. Many arrivals between two frames make one wake-up."""
-        if not self._wake_sent:
-            self._wake_sent = True
-            self._woken.emit()
-
     def _schedule_frame(self) -> None:
-        if self._timer.isActive():
-            return
-        if self._client is None and not self._refused:
+        """Many arrivals between two frames make one wake-up: the client tells only of the first that nobody polled."""
+        if self._timer.isActive() or (self.state == "stopped" and not self._refused):
             return
         due = self._last_frame + self.pacer.interval(busy_on_cpu=self._busy_on_cpu())
         self._timer.start(max(0, round((due - time.perf_counter()) * 1000)))
@@ -274,11 +244,10 @@ class EngineBridge(QObject):
 
     def _frame(self) -> None:
         begun = self._last_frame = time.perf_counter()
-        self._wake_sent = False  # before the poll: what comes after it wakes us again
-        client = self._client
         outputs, self._refused = self._refused, []
         stepped = False
-        for reply in client.poll() if client is not None else []:
+        run = self._run
+        for reply in self._client.poll() if self.state != "stopped" else []:
             if isinstance(reply, Output):
                 outputs.append(reply)
             elif isinstance(reply, Frame):
@@ -287,8 +256,8 @@ class EngineBridge(QObject):
                 self._flush(outputs)
                 outputs = []
                 self._handle(reply)
-            if self._client is not client:
-                break  # a slot ended or replaced the engine: the rest is of the old one
+                if self._run != run or self.state == "stopped":
+                    return  # a slot ended or replaced the engine: the rest is of the old one
         self.fold_seconds = time.perf_counter() - begun
         self._flush(outputs)
         if stepped:
@@ -299,7 +268,7 @@ class EngineBridge(QObject):
             self.outputs.emit(outputs)
 
     def _fold(self, frame: Frame) -> bool:
-        self._send(AckFrame(frame.number))  # first: the engine may gather the next while this one is folded
+        self._client.send(AckFrame(frame.number))  # first: the engine may gather the next while this one is folded
         if frame.keyframe is not None:
             self._restore(frame.keyframe)
         for record in frame.records:
@@ -330,17 +299,9 @@ class EngineBridge(QObject):
             self.load_failed.emit(reply)
         elif isinstance(reply, TokenCount):
             self.token_counted.emit(reply)
-        elif isinstance(reply, Failed):
-            self._failure = reply.message
-        else:
-            self._handle_death(reply)
-
-    def _handle_death(self, death: EngineDied) -> None:
-        if self.state == "failed":
-            return  # it said why and ended, as it should
-        reason = self._failure or death.reason
-        self._set_state("dead")
-        self.died.emit(EngineDied(exit_code=death.exit_code, reason=reason, last_lines=death.last_lines))
+        elif isinstance(reply, EngineDied):
+            self._set_state("dead")
+            self.died.emit(reply)
 
     def _set_state(self, state: State) -> None:
         if state != self.state:

@@ -1,7 +1,7 @@
 """The look in one place: colours as named tokens, the palette and the style sheet made from them, light and dark.
 
-The theme follows the system's colour scheme and changes while the program runs; everything that paints with these colours
-listens to :attr:`Theme.changed`. A request's hue is derived from its number alone, so it is the same in every view.
+The theme follows the system's colour scheme and changes while the program runs; everything that paints with these
+colours listens to :attr:`Theme.changed`. A request's hue is derived from its number alone, so it is the same in every view.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ LIGHT = Tokens(
     raised="#f5f6f8",
     line="#d9dde3",
     text="#1b1f27",
-    muted="#667080",
+    muted="#5f6877",
     accent="#0b66d6",
     on_accent="#ffffff",
     selection="#d8e6fb",
@@ -270,13 +270,15 @@ QLabel[role="muted"] {{ color: {t.muted}; }}
 QLabel[role="title"], QLabel[role="number"] {{ font-weight: 600; }}
 QLabel[role="heading"] {{ font-size: 18px; font-weight: 600; }}
 QLabel[role="error"] {{ color: {t.error}; }}
-QPushButton, QToolButton {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 6px; padding: 5px 12px; }}
+QPushButton, QToolButton {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 6px;
+    padding: 5px 12px; }}
 QToolButton {{ padding: 4px 8px; }}
 QPushButton:hover, QToolButton:hover {{ border-color: {t.accent}; }}
 QPushButton:pressed, QToolButton:pressed, QToolButton:checked {{ background: {t.selection}; }}
 QPushButton:focus, QToolButton:focus {{ border-color: {t.accent}; }}
 QPushButton:disabled, QToolButton:disabled {{ color: {t.muted}; border-color: {t.line}; background: {t.card}; }}
-QPushButton[role="primary"] {{ background: {t.accent}; border-color: {t.accent}; color: {t.on_accent}; font-weight: 600; }}
+QPushButton[role="primary"] {{ background: {t.accent}; border-color: {t.accent}; color: {t.on_accent};
+    font-weight: 600; }}
 QPushButton[role="primary"]:disabled {{ background: {t.raised}; border-color: {t.line}; color: {t.muted}; }}
 QToolButton[role="flat"], QPushButton[role="flat"] {{ background: transparent; border-color: transparent; }}
 QToolButton[role="flat"]:hover, QPushButton[role="flat"]:hover {{ background: {t.raised}; border-color: {t.line}; }}
@@ -298,8 +300,8 @@ QScrollBar:vertical {{ background: transparent; width: 10px; margin: 0; }}
 QScrollBar:horizontal {{ background: transparent; height: 10px; margin: 0; }}
 QScrollBar::handle {{ background: {t.line}; border-radius: 3px; margin: 2px; min-height: 24px; min-width: 24px; }}
 QScrollBar::handle:hover {{ background: {t.muted}; }}
-QScrollBar::add-line, QScrollBar::sub-line, QScrollBar::add-page, QScrollBar::sub-page {{ background: none; border: none;
-    width: 0; height: 0; }}
+QScrollBar::add-line, QScrollBar::sub-line, QScrollBar::add-page, QScrollBar::sub-page {{
+    background: none; border: none; width: 0; height: 0; }}
 QProgressBar {{ background: {t.raised}; border: none; border-radius: 3px; max-height: 6px; min-height: 6px; }}
 QProgressBar::chunk {{ background: {t.accent}; border-radius: 3px; }}
 QTabBar::tab {{ background: transparent; color: {t.muted}; padding: 5px 10px; border: none;

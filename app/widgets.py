@@ -1,4 +1,4 @@
-"""The few widgets that every panel is made of: the quiet card, its legend, a gauge, a page for when there is nothing yet."""
+"""The few widgets that every panel is made of: the quiet card, its legend, a gauge, a page for an empty panel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Pattern = Literal["solid", "hatch", "dots", "line", "triangle", "outline"]
 
 
 def set_role(widget: QWidget, role: str) -> None:
-    """Sets the role by which the style sheet finds the widget: ``muted``, ``title``, ``number``, ``primary``, ``flat`` …"""
+    """Sets the role by which the style sheet finds the widget: ``muted``, ``title``, ``primary``, ``flat`` …"""
     if widget.property("role") != role:
         widget.setProperty("role", role)
         widget.style().unpolish(widget)
@@ -206,7 +206,7 @@ class Gauge(QWidget):
 
 
 class EmptyState(QWidget):
-    """A sentence in the middle of an empty panel that says what to do, with buttons where there is something to press."""
+    """A sentence in the middle of an empty panel that says what to do, with buttons where something can be pressed."""
 
     def __init__(self, text: str, *buttons: QPushButton, parent: QWidget | None = None) -> None:
         super().__init__(parent)
