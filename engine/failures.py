@@ -1,0 +1,31 @@
+"""Words for what went wrong without anybody having foreseen it. Light: no torch."""
+
+from __future__ import annotations
+
+_OUT_OF_MEMORY_WORDS = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
+
+
+def describe(error: BaseException) -> str:
+    """The error's type and the first line of what it says: ``RuntimeError: shape [3] is invalid``."""
+    text = str(error).strip()
+    name = type(error).__name__
+    return f"{name}: {text.splitlines()[0].rstrip('.')}" if text else name
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, of the machine or of a GPU: torch says so by type on the one and by text on the other."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError | OSError) and any(
+        words in str(error).lower() for words in _OUT_OF_MEMORY_WORDS
+    )
+
+
+def step_failure(error: BaseException) -> str:
+    """The sentence for a step that raised."""
+    if is_out_of_memory(error):
+        return (
+            f"Memory ran out in a step ({describe(error)}). Restart the engine with fewer KV blocks, a smaller "
+            f"max_num_seqs or a smaller model."
+        )
+    return f"A step failed ({describe(error)}). Restart the engine."
