@@ -117,8 +117,8 @@ class StepCounters:
 
     def summary(self) -> dict[str, Any]:
         """``slot_utilisation`` is Σ unfinished rows / Σ max_num_seqs over the steps during which a request was waiting,
-        ``slot_utilisation_run`` over all steps; None without such a step. ``padding_tokens``, ``swapped_blocks`` and the
-        drafts are 0 by construction: no discipline pads, nothing is swapped or drafted."""
+        ``slot_utilisation_run`` over all steps; None without such a step. ``padding_tokens``, ``swapped_blocks`` and
+        the drafts are 0 by construction: no discipline pads, nothing is swapped or drafted."""
         now, before = self._totals, self._baseline
         return {
             "steps": self._steps,
@@ -150,6 +150,10 @@ class RunRecorder:
         """In order of the workload."""
         self.open: dict[int, RequestTimeline] = {}
         """Sent and not ended, by request id."""
+        self.ended = 0
+        """Requests that have ended, in whatever way."""
+        self.output_tokens = 0
+        """Tokens that have come so far, of all requests."""
 
     def expect(self, request: WorkloadRequest) -> RequestTimeline:
         """A request of the workload that will be sent."""
@@ -176,6 +180,7 @@ class RunRecorder:
         when = output.time - self.start
         timeline.token_times += [when] * len(output.token_ids)
         timeline.token_ids += output.token_ids
+        self.output_tokens += len(output.token_ids)
         if output.finish_reason is not None:
             self._end(output.request_id, timeline, when, output)
 
@@ -187,12 +192,13 @@ class RunRecorder:
         timeline.cached_tokens = output.cached_tokens
         timeline.preemptions = output.preemptions
         del self.open[request_id]
+        self.ended += 1
 
 
 def after_warm_up(
     timelines: Sequence[RequestTimeline], *, requests: int = 0, seconds: float = 0.0
 ) -> list[RequestTimeline]:
-    """Those that count: without the first ``requests`` by arrival, and without those that arrived before ``seconds``."""
+    """Those that count: without the first ``requests`` by arrival, and without those that came before ``seconds``."""
     early = set(sorted(range(len(timelines)), key=lambda i: (timelines[i].scheduled, i))[:requests])
     return [t for i, t in enumerate(timelines) if i not in early and t.scheduled >= seconds]
 
@@ -229,7 +235,7 @@ def distribution(values_s: Iterable[float | None], name: str) -> dict[str, float
 
 
 def latencies(timelines: Sequence[RequestTimeline], *, open_loop: bool) -> dict[str, float | None]:
-    """All distributions of the completed requests among ``timelines``, from the three origins of the module's diagram."""
+    """All distributions of the completed ones among ``timelines``, from the three origins of the module's diagram."""
     done = [t for t in timelines if t.completed]
     result: dict[str, float | None] = {}
     plain = [t.scheduled if open_loop else t.sent for t in done]

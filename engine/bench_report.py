@@ -1,0 +1,127 @@
+"""What a run of ``bench`` shows on a terminal: progress while it runs, a table at the end."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from engine.bench_run import WorkloadRun
+
+NOT_AVAILABLE = "n/a"
+
+
+class Progress:
+    """A bar on the error output where that is a terminal; nothing in a pipe."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._bar: RichProgress | None = None
+        if sys.stderr.isatty():
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[note]}"),
+            )
+            self._bar = RichProgress(*columns, console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task("Loading", total=None, note="")
+
+    def __enter__(self) -> Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def loading(self, stage: str, done: int, total: int) -> None:
+        if self._bar is not None:
+            self._bar.update(self._task, description=stage, completed=done, total=total or None)
+
+    def running(self, run: WorkloadRun) -> None:
+        if self._bar is None:
+            return
+        recorder = run.recorder
+        elapsed = run.clock() - recorder.start
+        rate = recorder.output_tokens / elapsed if elapsed > 0 else 0.0
+        note = f"{len(recorder.open)} in flight · {rate:.0f} tok/s"
+        self._bar.update(self._task, description="Requests", completed=recorder.ended, total=self._total, note=note)
+
+
+def figure(value: Any, digits: int = 1) -> str:
+    """A number for a reader; ``n/a`` where there is no sample."""
+    if value is None:
+        return NOT_AVAILABLE
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.{digits}f}"
+
+
+def print_table(result: dict[str, Any], stream: TextIO) -> None:
+    """The figures most people look for; the JSON has them all."""
+    console = Console(file=stream, width=None if stream.isatty() else 100)
+    where = f"{result['dtype']} on {result['device']}"
+    title = f"{result['workload']} · {result['model_id']} · {where} · {result['discipline']}"
+    counts = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+    counts.add_column(style="dim")
+    counts.add_column(justify="right")
+    for name, value in (
+        (
+            "completed / failed / unfinished",
+            " / ".join(figure(result[k]) for k in ("completed", "failed", "unfinished")),
+        ),
+        ("duration", f"{figure(result['duration'], 2)} s"),
+        ("input / output tokens", f"{figure(result['total_input_tokens'])} / {figure(result['total_output_tokens'])}"),
+        ("output throughput", f"{figure(result['output_throughput'])} tok/s"),
+        ("total throughput", f"{figure(result['total_token_throughput'])} tok/s"),
+        ("request throughput", f"{figure(result['request_throughput'], 2)} /s"),
+        ("goodput", f"{figure(result['request_goodput'], 2)} /s" if result["goodput_objectives_ms"] else ""),
+        ("steps / preemptions", f"{figure(result['steps'])} / {figure(result['preemptions'])}"),
+        (
+            "recomputed / prefix-hit tokens",
+            f"{figure(result['recomputed_tokens'])} / {figure(result['prefix_hit_tokens'])}",
+        ),
+        ("KV blocks, peak of all", f"{figure(result['kv_blocks_peak'])} of {figure(result['kv_blocks_total'])}"),
+        (
+            "slot utilisation while waiting / run",
+            f"{_percent(result['slot_utilisation'])} / {_percent(result['slot_utilisation_run'])}",
+        ),
+        ("peak memory / load", f"{figure(result['peak_memory_mb'], 0)} MB / {figure(result['load_seconds'])} s"),
+    ):
+        if value:
+            counts.add_row(name, value)
+    console.print(counts)
+    console.print()
+    console.print(_latency_table(result))
+
+
+def _percent(value: float | None) -> str:
+    return NOT_AVAILABLE if value is None else f"{value:.0%}"
+
+
+def _latency_table(result: dict[str, Any]) -> Table:
+    table = Table(title=f"Milliseconds, from {result['latency_from']}", title_justify="left", box=None, pad_edge=False)
+    columns = ("mean", "p50", "p90", "p99")
+    table.add_column("")
+    for column in columns:
+        table.add_column(column, justify="right")
+    rows = [
+        ("TTFT", "ttft"),
+        ("TPOT", "tpot"),
+        ("ITL", "itl"),
+        ("E2EL", "e2el"),
+        ("E2EL, service only", "service_e2el"),
+    ]
+    for name, key in rows:
+        table.add_row(name, *(figure(result[f"{column}_{key}_ms"]) for column in columns))
+    levels = result["by_priority"]
+    for level, part in levels.items() if len(levels) > 1 else ():
+        for name, key in (("TTFT", "ttft"), ("E2EL", "e2el")):
+            table.add_row(f"{name}, priority {level}", *(figure(part[f"{column}_{key}_ms"]) for column in columns))
+    return table
