@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -73,8 +73,10 @@ class EngineClient:
     ``on_activity`` is called on the reader thread when something has arrived and nothing was waiting to be polled.
     """
 
-    def __init__(self, on_activity: Callable[[], None] | None = None) -> None:
+    def __init__(self, on_activity: Callable[[], None] | None = None, *, command: Sequence[str] | None = None) -> None:
+        """``command``: what to run that speaks the protocol; None: ``engine.process`` in an interpreter like this."""
         self.on_activity = on_activity
+        self._command = command
         self._process: subprocess.Popen[bytes] | None = None
         self._threads: list[threading.Thread] = []
         self._commands: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -111,7 +113,7 @@ class EngineClient:
         self._closing, self._failure, self._load_failed = False, "", False
         try:
             process = subprocess.Popen(
-                module_command("engine.process"),
+                self._command or module_command("engine.process"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -8,12 +8,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from engine.config import DEFAULT_CHAT_MAX_TOKENS
-from engine.core import EngineCore
 from engine.events import Keyframe, StepRecord
 from engine.failures import describe
-from engine.loader import LoadedEngine
 from engine.messages import (
     MAX_FRAME_RECORDS,
     Abort,
@@ -27,6 +26,10 @@ from engine.messages import (
 from engine.request import RequestError
 from engine.wire import BadRequest, Incoming
 from engine.workload import ShapeError, synthetic_prompt
+
+if TYPE_CHECKING:
+    from engine.core import EngineCore
+    from engine.loader import LoadedEngine
 
 INTAKE_SECONDS = 0.02
 """How long new requests may be taken in between two steps while answers are running."""

@@ -16,6 +16,7 @@ import os
 import struct
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -98,16 +99,20 @@ def read_command(payload: bytes) -> Incoming | None:
     """Decode one command. One bad request must not cost its neighbours the engine, so only that request is refused."""
     try:
         return _command_decoder.decode(payload)
-    except msgspec.ValidationError as error:
+    except msgspec.DecodeError as error:
         # The knob's own sentence where there is one: msgspec adds the path inside the message.
         reason = str(error.__cause__ or error)
-        raw = msgspec.msgpack.decode(payload)
-        kind, request_id = (raw.get("command"), raw.get("request_id")) if isinstance(raw, dict) else (None, None)
-        if kind == "AddRequest" and isinstance(request_id, int):
+    match _as_mapping(payload):
+        case {"command": "AddRequest", "request_id": int(request_id)}:
             return BadRequest(request_id, reason)
-        if kind == "LoadModel":
+        case {"command": "LoadModel"}:
             return BadConfig(reason)
-    except msgspec.DecodeError as error:
-        reason = str(error)
     print(f"a command cannot be read and is ignored: {reason}", file=sys.stderr, flush=True)
     return None
+
+
+def _as_mapping(payload: bytes) -> Any:
+    try:
+        return msgspec.msgpack.decode(payload)
+    except msgspec.DecodeError:
+        return None
