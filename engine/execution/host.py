@@ -1,0 +1,58 @@
+"""What the machine offers a model on its CPU: cores, memory, number formats. Containers are taken at their limits."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+
+_CGROUP = Path("/sys/fs/cgroup")
+_CPUINFO = Path("/proc/cpuinfo")
+_NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
+"""Flags of x86 (AVX-512 and AMX) and of Arm."""
+
+
+def usable_cores(cgroup: Path = _CGROUP) -> int:
+    """Physical cores that this process may use. Two threads on one core only get in each other's way here."""
+    logical = os.cpu_count() or 1
+    physical = psutil.cpu_count(logical=False) or logical
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
+    cores = min(physical, allowed)
+    quota = _read_words(cgroup / "cpu.max")
+    if len(quota) == 2 and quota[0].isdigit() and int(quota[1]) > 0:
+        cores = min(cores, -(-int(quota[0]) // int(quota[1])))
+    return max(1, cores)
+
+
+def available_memory(cgroup: Path = _CGROUP) -> int:
+    """Bytes that can be taken without swapping, in this container if there is one."""
+    available = int(psutil.virtual_memory().available)
+    limit = _read_words(cgroup / "memory.max")
+    used = _read_words(cgroup / "memory.current")
+    if limit and used and limit[0].isdigit() and used[0].isdigit():
+        # File pages count as used, but are given back when memory is needed.
+        statistics = dict(line.split() for line in _read_text(cgroup / "memory.stat").splitlines())
+        reclaimable = int(statistics.get("inactive_file", 0)) + int(statistics.get("active_file", 0))
+        available = min(available, max(0, int(limit[0]) - int(used[0]) + reclaimable))
+    return available
+
+
+def computes_bfloat16(cpuinfo: Path = _CPUINFO) -> bool:
+    """Whether the CPU multiplies bfloat16 itself; elsewhere it would be slower than float32."""
+    for line in _read_text(cpuinfo).splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return not _NATIVE_BFLOAT16.isdisjoint(value.split())
+    return False
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _read_words(path: Path) -> list[str]:
+    return _read_text(path).split()

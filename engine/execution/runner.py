@@ -1,0 +1,142 @@
+"""From a schedule to tokens: builds the tensors of a step, runs the backend, tells the rows that failed.
+
+::
+
+    SchedulerOutput ─▶ block copies ─▶ StepBatch ─▶ embed, layers, head ─▶ sample ─▶ ModelRunnerOutput
+                       └────────── prepare ───────┘└────── forward ─────┘└─ sample ─┘      timings
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from engine.execution.sampler import sampling_row
+from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
+from kernels.backend import Backend
+from kernels.sampling import SampledTokens, SamplingBatch, TokenLogprobs
+from kernels.spec import DecoderSpec, StepBatch
+
+NOT_FINITE = (
+    "the model's output was not a finite number at token {position}, so the answer ends here; "
+    "the weights may be damaged or too large for {dtype}: try --dtype float32"
+)
+
+
+class ModelRunner:
+    """Executes what a scheduler planned on one backend whose model is loaded and whose KV storage is allocated."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        spec: DecoderSpec,
+        block_size: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._backend = backend
+        self._spec = spec
+        self._block_size = block_size
+        self._eos_token_ids = eos_token_ids
+        self._clock = clock
+
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        begin = self._clock()
+        if output.block_copies:
+            self._backend.copy_blocks(output.block_copies)
+        batch = build_step_batch(output, self._block_size, self._backend.device)
+        sampled_rows = [row for row, samples in enumerate(output.samples) if samples]
+        sampling = SamplingBatch([sampling_row(output.requests[row], self._eos_token_ids) for row in sampled_rows])
+        prepared = self._clock()
+        logits = self.forward(batch)
+        forwarded = self._clock()
+        token_ids: list[list[int]] = [[] for _ in output.requests]
+        logprobs: list[list[TokenLogprobs]] = [[] for _ in output.requests]
+        errors: dict[int, str] = {}
+        if sampled_rows:
+            sampled = self._backend.sample(logits, sampling)
+            self._collect(output, sampled_rows, sampled, token_ids, logprobs, errors)
+        return ModelRunnerOutput(
+            token_ids=token_ids,
+            logprobs=logprobs,
+            errors=errors,
+            prepare_seconds=prepared - begin,
+            forward_seconds=forwarded - prepared,
+            sample_seconds=self._clock() - forwarded,
+        )
+
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        """Logits, float32 [R, vocab], of ``batch.logits_rows``; writes the keys and values of all its tokens."""
+        backend = self._backend
+        x = backend.embed(batch)
+        for layer in range(self._spec.num_layers):
+            x = backend.attention_block(layer, x, batch)
+            x = backend.mlp_block(layer, x)
+        return backend.head(x, batch)
+
+    def _collect(
+        self,
+        output: SchedulerOutput,
+        sampled_rows: list[int],
+        sampled: SampledTokens,
+        token_ids: list[list[int]],
+        logprobs: list[list[TokenLogprobs]],
+        errors: dict[int, str],
+    ) -> None:
+        for index, (row, token) in enumerate(zip(sampled_rows, sampled.token_ids.tolist(), strict=True)):
+            if token < 0:
+                position = output.starts[row] + output.num_new_tokens[row]
+                dtype = str(self._spec.dtype).removeprefix("torch.")
+                errors[row] = NOT_FINITE.format(position=position, dtype=dtype)
+                continue
+            token_ids[row] = [token]
+            report = sampled.logprobs[index] if sampled.logprobs else None
+            if report is not None:
+                logprobs[row] = [report]
+
+
+def build_step_batch(output: SchedulerOutput, block_size: int, device: torch.device) -> StepBatch:
+    """The tensors of a plan; numpy on the host, one copy of each to the device."""
+    num_requests = len(output.requests)
+    lengths = np.array(output.num_new_tokens, dtype=np.int64)
+    starts = np.array(output.starts, dtype=np.int64)
+    query_start = np.zeros(num_requests + 1, dtype=np.int32)
+    np.cumsum(lengths, out=query_start[1:])
+    num_tokens = int(query_start[-1])
+    seq_lens = (starts + lengths).astype(np.int32)
+
+    widest = max((len(table) for table in output.block_tables), default=0)
+    tables = np.zeros((num_requests, max(widest, 1)), dtype=np.int32)
+    token_ids = np.empty(num_tokens, dtype=np.int64)
+    for row, (request, table) in enumerate(zip(output.requests, output.block_tables, strict=True)):
+        tables[row, : len(table)] = table
+        start, count = output.starts[row], output.num_new_tokens[row]
+        first = query_start[row]
+        if count == 1:
+            token_ids[first] = request.token_ids[start]
+        else:
+            token_ids[first : first + count] = request.token_ids[start : start + count]
+
+    rows = np.repeat(np.arange(num_requests), lengths)
+    positions = np.arange(num_tokens) - np.repeat(query_start[:-1] - starts, lengths)
+    blocks = tables[rows, positions // block_size].astype(np.int64)
+    slots = blocks * block_size + positions % block_size
+    logits_rows = query_start[1:][np.array(output.samples, dtype=bool)].astype(np.int64) - 1
+
+    def tensor(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    return StepBatch(
+        token_ids=tensor(token_ids),
+        positions=tensor(positions),
+        slot_mapping=tensor(slots),
+        query_start=tensor(query_start),
+        seq_lens=tensor(seq_lens),
+        block_tables=tensor(tables),
+        logits_rows=tensor(logits_rows),
+        query_lens_list=list(output.num_new_tokens),
+        seq_lens_list=seq_lens.tolist(),
+    )

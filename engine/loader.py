@@ -1,0 +1,221 @@
+"""From a configuration to an engine that runs: model, device, memory, token budget, each chosen with a reason.
+
+::
+
+    resolve ─▶ read headers ─▶ choose device and type ─▶ estimate memory ─▶ pack weights ─▶ pool ─▶ measure a step ─▶ core
+                                     ▲                                          │
+                                     └──── the GPU failed and device is auto ───┘
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from engine.config import STARTER_MODEL, EngineConfig
+from engine.core import EngineCore
+from engine.execution.device import DeviceChoice, choose_device, cpu_choice, make_backend
+from engine.execution.host import available_memory, usable_cores
+from engine.execution.runner import ModelRunner
+from engine.execution.sizing import (
+    MemoryPlan,
+    dtype_name,
+    format_bytes,
+    measure_token_budget,
+    plan_memory,
+    warm_up_batch,
+)
+from engine.failures import describe
+from engine.messages import ModelInfo
+from engine.models.checkpoint import Checkpoint, Progress, resolve_model
+from engine.models.errors import ModelLoadError
+from engine.text.codec import TextCodec
+from kernels.backend import Backend
+from kernels.spec import DecoderSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    core: EngineCore
+    info: ModelInfo
+    codec: TextCodec
+
+
+def load_engine(
+    config: EngineConfig, progress: Progress, clock: Callable[[], float] = time.perf_counter
+) -> LoadedEngine:
+    """Load a model and make it ready for its first request. ``clock`` times the steps from then on.
+
+    Raises :class:`ModelLoadError` with a sentence for the user; memory is estimated before anything is loaded.
+    """
+    begin = time.perf_counter()
+    folder = resolve_model(config.model, progress)
+    progress("Reading the model", 0, 0)
+    checkpoint = Checkpoint.open(folder)
+    codec = TextCodec.from_folder(folder)
+    choice = choose_device(config)
+    threads = config.threads or usable_cores()
+    torch.set_num_threads(threads)
+    try:
+        ready = _prepare(config, checkpoint, choice, progress)
+    except Exception as error:
+        if not choice.is_gpu or config.device == "cuda":
+            raise
+        # Whatever a GPU or its compiler raises, the model still runs on the CPU; asked once, not again and again.
+        choice = cpu_choice(config, f"the GPU failed ({describe(error)})")
+        ready = _prepare(config, checkpoint, choice, progress)
+    core = EngineCore(
+        ready.runner,
+        scheduler=config.scheduler,
+        num_blocks=ready.memory.num_blocks,
+        block_size=config.cache.block_size,
+        prefix_cache=config.cache.prefix_cache,
+        max_model_len=ready.max_model_len,
+        vocab_size=ready.spec.vocab_size,
+        token_budget=ready.token_budget,
+        eos_token_ids=checkpoint.eos_token_ids,
+        codec=codec,
+        cache_key=_cache_key(checkpoint, ready.spec),
+        seed=config.seed,
+        clock=clock,
+    )
+    info = _model_info(config, checkpoint, codec, choice, ready, threads, time.perf_counter() - begin)
+    return LoadedEngine(core, info, codec)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A model on its device, warmed up."""
+
+    spec: DecoderSpec
+    backend: Backend
+    runner: ModelRunner
+    memory: MemoryPlan
+    max_model_len: int
+    token_budget: int
+
+
+def _prepare(config: EngineConfig, checkpoint: Checkpoint, choice: DeviceChoice, progress: Progress) -> _Ready:
+    spec = checkpoint.spec(choice.dtype)
+    max_model_len = _max_model_len(config, spec)
+    available = torch.cuda.mem_get_info(choice.device)[0] if choice.is_gpu else available_memory()
+    memory = plan_memory(spec, config, max_model_len, available, on_gpu=choice.is_gpu)
+    stage = f"Loading the weights: about {format_bytes(memory.needed_bytes)} of {format_bytes(available)} free"
+    backend = make_backend(choice)
+    backend.load(spec, _Counted(checkpoint.tensors(spec), stage, progress))
+    backend.allocate_kv(memory.num_blocks + 1, config.cache.block_size)
+    # The injected clock belongs to the core; how long a real step takes only a real clock tells.
+    runner = ModelRunner(backend, spec, config.cache.block_size, checkpoint.eos_token_ids)
+    progress("Measuring how many tokens a step may have", 0, 0)
+    budget = _token_budget(config, spec, runner, choice.device, memory, max_model_len)
+    return _Ready(spec, backend, runner, memory, max_model_len, budget)
+
+
+def _max_model_len(config: EngineConfig, spec: DecoderSpec) -> int:
+    asked = config.max_model_len
+    if asked is None:
+        return spec.max_position
+    if asked > spec.max_position:
+        raise ModelLoadError(
+            f"max_model_len is {asked:,}, but the model was made for {spec.max_position:,} tokens; "
+            f"use --max-model-len {spec.max_position} or less.",
+            "unsupported",
+        )
+    return asked
+
+
+def _token_budget(
+    config: EngineConfig,
+    spec: DecoderSpec,
+    runner: ModelRunner,
+    device: torch.device,
+    memory: MemoryPlan,
+    max_model_len: int,
+) -> int:
+    """The configured budget or a measured one; either way the model has run once and gave finite numbers."""
+    block_size = config.cache.block_size
+    largest = min(max_model_len, memory.num_blocks * block_size)
+    logits = runner.forward(warm_up_batch(min(4, largest), block_size, device))
+    if not bool(torch.isfinite(logits).all()):
+        raise ModelLoadError(
+            f"The model gives no finite numbers in {dtype_name(spec.dtype)}: its weights are damaged or too large for "
+            "this type; try --dtype float32.",
+            "unsupported" if spec.dtype == torch.float16 else "damaged",
+        )
+    if config.scheduler.max_num_batched_tokens is not None:
+        return config.scheduler.max_num_batched_tokens
+    budget = measure_token_budget(
+        runner.forward, device, largest=largest, block_size=block_size, clock=time.perf_counter
+    )
+    # Without chunks a prompt has to fit into one step, however long that takes.
+    return budget if config.scheduler.chunked_prefill else max(budget, max_model_len)
+
+
+def _cache_key(checkpoint: Checkpoint, spec: DecoderSpec) -> bytes:
+    """Prefixes the hash of every KV block: whatever changes keys and values changes it."""
+    digest = hashlib.sha256(checkpoint.sha256.encode())
+    digest.update(f"|{spec.architecture}|{dtype_name(spec.dtype)}|{spec.rope_attention_scaling}|".encode())
+    digest.update(spec.inv_freq.numpy().tobytes())
+    digest.update(repr((spec.rope_layers, spec.sliding_window)).encode())
+    return digest.digest()
+
+
+def _model_info(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    codec: TextCodec,
+    choice: DeviceChoice,
+    ready: _Ready,
+    threads: int,
+    load_seconds: float,
+) -> ModelInfo:
+    block_size = config.cache.block_size
+    return ModelInfo(
+        name=config.model
+        if "/" in config.model and not checkpoint.folder.samefile(config.model)
+        else checkpoint.folder.name,
+        architecture=ready.spec.architecture,
+        parameters=checkpoint.parameters,
+        weights_sha256=checkpoint.sha256,
+        dtype=dtype_name(ready.spec.dtype),
+        device=str(choice.device),
+        backend=ready.backend.name,
+        backend_reason=choice.reason,
+        threads=threads,
+        vocab_size=ready.spec.vocab_size,
+        max_model_len=ready.max_model_len,
+        num_blocks=ready.memory.num_blocks,
+        block_size=block_size,
+        kv_bytes_per_block=ready.backend.kv_bytes_per_block(block_size),
+        weight_bytes=ready.memory.weight_bytes,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        token_budget=ready.token_budget,
+        has_chat_template=codec.has_chat_template,
+        load_seconds=load_seconds,
+    )
+
+
+class _Counted(Mapping[str, torch.Tensor]):
+    """Reports each tensor that is taken out, in bytes."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], stage: str, progress: Progress) -> None:
+        self._tensors = tensors
+        self._stage = stage
+        self._progress = progress
+        self._done = 0
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor = self._tensors[name]
+        self._done += 1
+        self._progress(self._stage, self._done, len(self._tensors))
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)

@@ -1,0 +1,177 @@
+"""The backend that runs anywhere: torch operators on the CPU, as few of them a layer as possible.
+
+One layer, with the weights of :mod:`kernels.cpu.weights` (norm weights are folded into the matrices)::
+
+    x ─▶ 1/rms ─▶ qkv ─▶ (q/k norm) ─▶ rotary in place ─▶ k, v into their slots ─▶ attention ─▶ x += out
+    x ─▶ 1/rms ─▶ gate_up ─▶ silu(gate) · up in place ─────────────────────────────────────────▶ x += down
+
+What is the same for all layers of a step (rotary factors, attention plan) is made once, in :meth:`CpuBackend.embed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from kernels.backend import Activations
+from kernels.cpu.attention import AttentionPlanner, attend
+from kernels.cpu.sampling import sample
+from kernels.cpu.weights import DecoderWeights, pack_decoder
+from kernels.sampling import SampledTokens, SamplingBatch
+from kernels.spec import DecoderSpec, StepBatch
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What all layers of one step share."""
+
+    batch: StepBatch
+    rotation: torch.Tensor
+    """complex64 [T, 1, rotary_dim / 2]: the factor of each position and pair, attention scaling included."""
+    planner: AttentionPlanner
+
+
+class CpuBackend:
+    """Implements :class:`kernels.backend.Backend`. Not for two threads at once."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self._spec: DecoderSpec | None = None
+        self._weights: DecoderWeights | None = None
+        self._storage: torch.Tensor | None = None
+        self._block_size = 0
+        self._step: _Step | None = None
+        self._eps = torch.tensor(0.0)
+
+    @property
+    def spec(self) -> DecoderSpec:
+        if self._spec is None:
+            raise RuntimeError("load a model first")
+        return self._spec
+
+    @property
+    def weights(self) -> DecoderWeights:
+        if self._weights is None:
+            raise RuntimeError("load a model first")
+        return self._weights
+
+    def load(self, spec: DecoderSpec, weights: Mapping[str, torch.Tensor]) -> None:
+        with torch.inference_mode():
+            self._weights = pack_decoder(spec, weights)
+            self._eps = torch.tensor(spec.rms_norm_eps)
+        self._spec = spec
+
+    def kv_bytes_per_block(self, block_size: int) -> int:
+        return self.spec.kv_bytes_per_token() * block_size
+
+    def allocate_kv(self, num_blocks: int, block_size: int) -> None:
+        spec = self.spec
+        self._storage = None
+        per_layer = block_size * 2 * spec.num_kv_heads * spec.head_dim
+        size = spec.num_layers * num_blocks * per_layer * spec.dtype.itemsize
+        # numpy asks the system for zeroed pages, which take no memory until they are written; torch would write them.
+        self._storage = (
+            torch.from_numpy(np.zeros(size, np.uint8)).view(spec.dtype).view(spec.num_layers, num_blocks, per_layer)
+        )
+        self._block_size = block_size
+
+    @torch.inference_mode()
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        storage = self._kv()
+        sources = torch.tensor([source for source, _ in pairs], dtype=torch.int64)
+        destinations = torch.tensor([destination for _, destination in pairs], dtype=torch.int64)
+        storage.index_copy_(1, destinations, storage.index_select(1, sources))
+
+    @torch.inference_mode()
+    def embed(self, batch: StepBatch) -> Activations:
+        self._step = self._prepare(batch)
+        return Activations(self.weights.embedding.index_select(0, batch.token_ids))
+
+    @torch.inference_mode()
+    def attention_block(self, layer: int, x: Activations, batch: StepBatch) -> Activations:
+        spec, weights, step = self.spec, self.weights.layers[layer], self._prepared(batch)
+        stream = self._stream(x)
+        qkv = F.linear(self._normalised(stream), weights.qkv, weights.qkv_bias)
+        q_size = spec.num_heads * spec.head_dim
+        qk_heads = spec.num_heads + spec.num_kv_heads
+        qk = qkv[:, : qk_heads * spec.head_dim].view(-1, qk_heads, spec.head_dim)
+        if weights.qk_norm is not None:
+            qk.copy_(F.rms_norm(qk.float(), (spec.head_dim,), None, spec.rms_norm_eps).mul_(weights.qk_norm))
+        if spec.layer_uses_rope(layer):
+            self._rotate(qk, step.rotation)
+        storage = self._kv()[layer]
+        storage.view(-1, qkv.shape[1] - q_size).index_copy_(0, batch.slot_mapping, qkv[:, q_size:])
+        attention = attend(qkv, storage, step.planner.plan(spec.layer_window(layer)), spec)
+        return Activations(_add_product(stream, attention, weights.out, weights.out_bias))
+
+    @torch.inference_mode()
+    def mlp_block(self, layer: int, x: Activations) -> Activations:
+        weights = self.weights.layers[layer]
+        stream = self._stream(x)
+        gate_up = F.linear(self._normalised(stream), weights.gate_up, weights.gate_up_bias)
+        gate, up = gate_up.chunk(2, dim=-1)
+        F.silu(gate, inplace=True).mul_(up)
+        return Activations(_add_product(stream, gate, weights.down, weights.down_bias))
+
+    @torch.inference_mode()
+    def head(self, x: Activations, batch: StepBatch) -> torch.Tensor:
+        rows = self._stream(x).index_select(0, batch.logits_rows)
+        normalised = F.rms_norm(rows.float(), (self.spec.hidden_size,), self.weights.final_norm, self.spec.rms_norm_eps)
+        return F.linear(normalised.to(self.spec.dtype), self.weights.head).float()
+
+    @torch.inference_mode()
+    def sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> SampledTokens:
+        return sample(logits, sampling)
+
+    def _kv(self) -> torch.Tensor:
+        if self._storage is None:
+            raise RuntimeError("allocate the KV storage first")
+        return self._storage
+
+    def _prepared(self, batch: StepBatch) -> _Step:
+        if self._step is None or self._step.batch is not batch:
+            self._step = self._prepare(batch)
+        return self._step
+
+    def _prepare(self, batch: StepBatch) -> _Step:
+        spec = self.spec
+        # A block whose first slot is written belongs to a new owner: nothing of the one before may stay in it.
+        fresh = batch.slot_mapping[batch.slot_mapping % self._block_size == 0]
+        if fresh.shape[0] > 0:
+            self._kv().index_fill_(1, fresh // self._block_size, 0)
+        angles = batch.positions[:, None].float() * spec.inv_freq
+        rotation = torch.polar(torch.full_like(angles, spec.rope_attention_scaling), angles).unsqueeze(1)
+        return _Step(batch, rotation, AttentionPlanner(batch, self._block_size, spec.dtype))
+
+    def _stream(self, x: Activations) -> torch.Tensor:
+        return x.hidden if x.residual is None else x.hidden + x.residual
+
+    def _normalised(self, stream: torch.Tensor) -> torch.Tensor:
+        """x / sqrt(mean(x²) + eps) in float32; the norm's weight is in the matrix that follows."""
+        values = stream.float()
+        norm = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
+        scale = torch.addcmul(self._eps, norm, norm, value=1.0 / values.shape[-1]).rsqrt_()
+        return (values * scale).to(stream.dtype)
+
+    def _rotate(self, qk: torch.Tensor, rotation: torch.Tensor) -> None:
+        """In place: the first ``rotary_dim`` values of each head are pairs, taken as complex numbers."""
+        rotated = qk[..., : self.spec.rotary_dim]
+        if rotated.dtype == torch.float32:
+            torch.view_as_complex(rotated.unflatten(-1, (-1, 2))).mul_(rotation)
+        else:
+            product = torch.view_as_complex(rotated.float().unflatten(-1, (-1, 2))) * rotation
+            rotated.copy_(torch.view_as_real(product).flatten(-2))
+
+
+def _add_product(
+    stream: torch.Tensor, values: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """stream + values · matrixᵀ + bias, in the stream's own memory."""
+    stream.addmm_(values, matrix.t())
+    return stream if bias is None else stream.add_(bias)
