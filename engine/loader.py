@@ -2,9 +2,9 @@
 
 ::
 
-    resolve ─▶ read headers ─▶ choose device and type ─▶ estimate memory ─▶ pack weights ─▶ pool ─▶ measure a step ─▶ core
-                                     ▲                                          │
-                                     └──── the GPU failed and device is auto ───┘
+    resolve ─▶ headers ─▶ device and type ─▶ memory estimate ─▶ weights ─▶ pool ─▶ measure a step ─▶ core
+                               ▲                                               │
+                               └────────── the GPU failed, device auto ────────┘
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -175,9 +176,7 @@ def _model_info(
 ) -> ModelInfo:
     block_size = config.cache.block_size
     return ModelInfo(
-        name=config.model
-        if "/" in config.model and not checkpoint.folder.samefile(config.model)
-        else checkpoint.folder.name,
+        name=_display_name(config.model),
         architecture=ready.spec.architecture,
         parameters=checkpoint.parameters,
         weights_sha256=checkpoint.sha256,
@@ -199,8 +198,15 @@ def _model_info(
     )
 
 
+def _display_name(model: str) -> str:
+    if model == STARTER_MODEL:
+        return "SmolLM2-135M-Instruct"
+    folder = Path(model).expanduser()
+    return folder.resolve().name if folder.is_dir() else model
+
+
 class _Counted(Mapping[str, torch.Tensor]):
-    """Reports each tensor that is taken out, in bytes."""
+    """Reports each tensor that is taken out."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], stage: str, progress: Progress) -> None:
         self._tensors = tensors

@@ -1,4 +1,4 @@
-"""Where a model runs and in which type, each with the reason in a sentence. No question to a GPU may end the program."""
+"""Where a model runs and in which type, each with its reason. No question to a GPU may end the program."""
 
 from __future__ import annotations
 

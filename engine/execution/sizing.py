@@ -42,7 +42,7 @@ class MemoryPlan:
 def plan_memory(
     spec: DecoderSpec, config: EngineConfig, max_model_len: int, available_bytes: int, *, on_gpu: bool
 ) -> MemoryPlan:
-    """Before anything is loaded. Raises :class:`ModelLoadError` of kind ``memory``, with what is needed and what is free.
+    """Before anything is loaded. Raises :class:`ModelLoadError` of kind ``memory`` that says what is needed and free.
 
     Without a given number, the pool is the least of: what all of ``max_num_seqs`` could fill, a share of the memory
     left beside the weights, and on a CPU ``CPU_POOL_BYTES``.
@@ -54,8 +54,8 @@ def plan_memory(
     if room < 2 * block_bytes:
         need = weight_bytes + WORKING_BYTES + 2 * block_bytes
         raise ModelLoadError(
-            f"The model needs about {format_bytes(need)} in {dtype_name(spec.dtype)}, and {format_bytes(available_bytes)} "
-            "are free. Close other programs, or choose a smaller model.",
+            f"The model needs about {format_bytes(need)} in {dtype_name(spec.dtype)}, and "
+            f"{format_bytes(available_bytes)} are free. Close other programs, or choose a smaller model.",
             "memory",
         )
     fitting = room // block_bytes - 1
@@ -68,8 +68,8 @@ def plan_memory(
     if asked > fitting:
         raise ModelLoadError(
             f"{asked:,} KV blocks of {block_size} tokens need {format_bytes((asked + 1) * block_bytes)} beside "
-            f"{format_bytes(weight_bytes + WORKING_BYTES)} for the model, and {format_bytes(available_bytes)} are free: "
-            f"at most {fitting:,} blocks fit (--kv-blocks {fitting}).",
+            f"{format_bytes(weight_bytes + WORKING_BYTES)} for the model, and {format_bytes(available_bytes)} are "
+            f"free: at most {fitting:,} blocks fit (--kv-blocks {fitting}).",
             "memory",
         )
     return MemoryPlan(weight_bytes, block_bytes, asked, available_bytes)
