@@ -1,0 +1,256 @@
+"""A model's folder: found, read and checked before a single weight is used.
+
+A folder holds ``config.json`` and its weights as safetensors, one file (``model.safetensors``) or shards with
+``model.safetensors.index.json``. Only the headers are read here; the tensors stay memory-mapped until the backend packs
+them. Pickles (``*.bin``, ``*.pt``) are never opened.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from engine.config import STARTER_MODEL
+from engine.models.architecture import expected_tensors, spec_from_config
+from engine.models.digest import weights_digest
+from engine.models.errors import ModelLoadError
+from engine.models.shards import Shard, find_shards
+from engine.models.starter import ensure_starter
+from kernels.spec import DecoderSpec
+
+Progress = Callable[[str, int, int], None]
+"""Stage as a sentence, done, total (bytes; 0: unknown)."""
+
+_HEAD = "lm_head.weight"
+_EMBEDDING = "model.embed_tokens.weight"
+_COMPUTED_AT_LOAD = re.compile(r"\.rotary_emb\.inv_freq$")
+"""Buffers that old checkpoints carry and every reader computes itself."""
+_FLOAT_TYPES = ("F32", "F16", "BF16", "F64")
+
+
+def resolve_model(model: str, progress: Progress) -> Path:
+    """The folder of a model: ``starter``, a folder, or ``org/name`` in the Hugging Face cache (never the network).
+
+    Raises :class:`ModelLoadError`, ``offline`` where the model is not on this machine.
+    """
+    if model == STARTER_MODEL:
+        return ensure_starter(progress)
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if folder.is_file():
+        raise ModelLoadError(
+            f"{folder} is a file; give the folder that holds config.json and the safetensors weights.", "unsupported"
+        )
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not model.startswith("."):
+        return _in_hub_cache(model)
+    raise ModelLoadError(f"There is no folder {folder}. Give a folder, org/name, or {STARTER_MODEL!r}.", "other")
+
+
+def _in_hub_cache(repository: str) -> Path:
+    # The library reads its variables when it is imported.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    found = try_to_load_from_cache(repository, "config.json")
+    if isinstance(found, str):
+        return Path(found).parent
+    raise ModelLoadError(
+        f"{repository} is neither a folder nor in the Hugging Face cache ({HF_HUB_CACHE}). "
+        f"Fetch it with 'hf download {repository}', or give a folder.",
+        "offline",
+    )
+
+
+class Checkpoint:
+    """A checked checkpoint: configuration, and where every tensor lies. Made by :meth:`open`."""
+
+    def __init__(self, folder: Path, config: dict[str, Any], generation_config: dict[str, Any], shards: list[Shard]):
+        self.folder = folder
+        self.config = config
+        self.generation_config = generation_config
+        self.shards = shards
+        self._shard_of: dict[str, Shard] = {}
+        for shard in shards:
+            for name in shard.tensors:
+                if name in self._shard_of:
+                    raise ModelLoadError(
+                        f"The tensor {name} is in two files, {self._shard_of[name].path.name} and {shard.path.name}; "
+                        "download the model again.",
+                        "damaged",
+                    )
+                if not _COMPUTED_AT_LOAD.search(name):
+                    self._shard_of[name] = shard
+
+    @classmethod
+    def open(cls, folder: Path) -> Checkpoint:
+        """Read the configuration and the headers of all weight files, and check the files' sizes.
+
+        Raises :class:`ModelLoadError`; nothing is loaded then.
+        """
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise ModelLoadError(f"There is no folder {folder}.", "other")
+        config = _read_json(folder / "config.json", required=True)
+        spec_from_config(config, torch.float32)
+        return cls(folder, config, _read_json(folder / "generation_config.json"), find_shards(folder))
+
+    @functools.cached_property
+    def _head_is_own(self) -> bool:
+        """Whether the file has a head that differs from the embedding: then it counts, whatever the config says."""
+        if _HEAD not in self._shard_of or _EMBEDDING not in self._shard_of:
+            return False
+        if self._shape(_HEAD) != self._shape(_EMBEDDING):
+            return True
+        tensors = _LazyTensors({name: (self._shard_of[name].path, name) for name in (_HEAD, _EMBEDDING)})
+        return not torch.equal(tensors[_HEAD], tensors[_EMBEDDING])
+
+    def spec(self, dtype: torch.dtype) -> DecoderSpec:
+        """The decoder to be computed in ``dtype``; tied only where config and file agree on it, as in Transformers."""
+        spec = spec_from_config(self.config, dtype)
+        if spec.tie_embeddings and self._head_is_own:
+            return dataclasses.replace(spec, tie_embeddings=False)
+        return spec
+
+    def tensors(self, spec: DecoderSpec) -> Mapping[str, torch.Tensor]:
+        """The weights that ``spec`` needs, by name; each is memory-mapped when it is asked for, in its stored type.
+
+        Raises :class:`ModelLoadError` that names a missing, unexpected or misshapen tensor, or an unsupported type.
+        """
+        expected = expected_tensors(spec)
+        source = {name: name for name in expected}
+        if spec.tie_embeddings and _EMBEDDING not in self._shard_of and _HEAD in self._shard_of:
+            source[_EMBEDDING] = _HEAD
+        self._check_names(spec, source)
+        for name, shape in expected.items():
+            self._check_tensor(source[name], shape)
+        return _LazyTensors({name: (self._shard_of[stored].path, stored) for name, stored in source.items()})
+
+    def _check_names(self, spec: DecoderSpec, source: Mapping[str, str]) -> None:
+        missing = [name for name, stored in source.items() if stored not in self._shard_of]
+        if missing == [_HEAD]:
+            raise ModelLoadError(
+                "The file has no lm_head.weight and config.json does not tie the head to the embedding "
+                "(tie_word_embeddings is false); one of the two is wrong.",
+                "damaged",
+            )
+        if missing:
+            raise ModelLoadError(
+                f"The checkpoint lacks {_listed(missing)}, which {spec.architecture} needs.", "damaged"
+            )
+        dropped = {_HEAD} if spec.tie_embeddings else set()
+        unexpected = sorted(set(self._shard_of) - set(source.values()) - dropped)
+        if unexpected:
+            raise ModelLoadError(
+                f"The checkpoint has {_listed(unexpected)}, which {spec.architecture} with this config.json "
+                "does not use; the answers would be wrong.",
+                "unsupported",
+            )
+
+    def _check_tensor(self, name: str, shape: tuple[int, ...]) -> None:
+        entry = self._shard_of[name].tensors[name]
+        if entry.shape != shape:
+            raise ModelLoadError(
+                f"The tensor {name} has the shape {list(entry.shape)}; config.json asks for {list(shape)}.", "damaged"
+            )
+        if entry.dtype not in _FLOAT_TYPES:
+            raise ModelLoadError(
+                f"The tensor {name} is stored as {entry.dtype}, which is not supported; "
+                "float32, float16 and bfloat16 are.",
+                "unsupported",
+            )
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return self._shard_of[name].tensors[name].shape
+
+    @functools.cached_property
+    def parameters(self) -> int:
+        """Weights of the decoder, a tied head counted once."""
+        return sum(math.prod(shape) for shape in expected_tensors(self.spec(torch.float32)).values())
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all tensors in the files."""
+        return sum(entry.num_bytes for shard in self.shards for entry in shard.tensors.values())
+
+    @functools.cached_property
+    def stored_dtype(self) -> torch.dtype:
+        """Type of the largest stored tensor."""
+        entries = [entry for shard in self.shards for entry in shard.tensors.values()]
+        names = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+        return names.get(max(entries, key=lambda entry: entry.num_bytes).dtype, torch.float32)
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """SHA-256 of the weights (:func:`engine.models.digest.weights_digest`); read once, then remembered."""
+        return weights_digest([shard.path for shard in self.shards])
+
+    @functools.cached_property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Ids that end an answer: the union of what generation_config, config and tokenizer name."""
+        ids: set[int] = set()
+        for source in (self.generation_config, self.config):
+            named = source.get("eos_token_id")
+            ids.update(named if isinstance(named, list) else [named] if named is not None else [])
+        ids.update(_tokenizer_eos(self.folder))
+        return frozenset(int(token_id) for token_id in ids)
+
+
+class _LazyTensors(Mapping[str, torch.Tensor]):
+    """Tensors by name, each mapped from its file when it is asked for and not before."""
+
+    def __init__(self, where: Mapping[str, tuple[Path, str]]) -> None:
+        self._where = where
+        self._files: dict[Path, Any] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        path, stored = self._where[name]
+        if path not in self._files:
+            self._files[path] = safe_open(path, framework="pt", device="cpu")
+        tensor: torch.Tensor = self._files[path].get_tensor(stored)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._where)
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+
+def _tokenizer_eos(folder: Path) -> set[int]:
+    named = _read_json(folder / "tokenizer_config.json").get("eos_token")
+    text = named.get("content") if isinstance(named, dict) else named
+    if not text:
+        return set()
+    added = _read_json(folder / "tokenizer.json").get("added_tokens", ())
+    return {token["id"] for token in added if token["content"] == text}
+
+
+def _read_json(path: Path, required: bool = False) -> dict[str, Any]:
+    if not path.exists():
+        if required:
+            raise ModelLoadError(f"The folder {path.parent} has no {path.name}; it is no model's folder.", "damaged")
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}.", "damaged") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path} does not hold a JSON object.", "damaged")
+    return value
+
+
+def _listed(names: list[str], most: int = 3) -> str:
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

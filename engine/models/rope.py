@@ -1,0 +1,137 @@
+"""Rotary frequencies: what a checkpoint's ``rope_parameters`` (or the older ``rope_theta`` and ``rope_scaling``) mean.
+
+The rules and defaults are those of Transformers 5 (``modeling_rope_utils``), which the tests compare with number by
+number. Each scaling changes the frequencies once, at load; none depends on the length of a context, because keys
+already in the cache could not follow. ``dynamic`` therefore equals ``default``, and is exact up to the length that the
+checkpoint was made for, which is where the engine ends it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.models.errors import ModelLoadError
+
+SCALED_TYPES = ("linear", "dynamic", "llama3", "yarn")
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryParameters:
+    inv_freq: torch.Tensor
+    """float32 [rotary_dim / 2]"""
+    attention_scaling: float
+    """Factor on cos and sin."""
+    max_position: int
+    """Longest context for which these frequencies are meant, in tokens."""
+
+
+def rotary_parameters(config: Mapping[str, Any], head_dim: int, default_theta: float) -> RotaryParameters:
+    """The rotary part of a checkpoint's configuration.
+
+    Raises :class:`ModelLoadError`, ``unsupported`` for a scaling this program does not know (named), ``damaged`` where
+    a number that the scaling needs is missing or impossible.
+    """
+    parameters = _collect(config, default_theta)
+    rope_type = parameters["rope_type"]
+    max_position = int(_number(config, "max_position_embeddings"))
+    base = _number(parameters, "rope_theta")
+    frequencies = base ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
+    if rope_type in ("default", "dynamic"):
+        return RotaryParameters(1.0 / frequencies, 1.0, max_position)
+    if rope_type == "linear":
+        return RotaryParameters(1.0 / frequencies / _number(parameters, "factor"), 1.0, max_position)
+    if rope_type == "llama3":
+        return RotaryParameters(_llama3(1.0 / frequencies, parameters), 1.0, max_position)
+    if rope_type == "yarn":
+        return _yarn(frequencies, base, parameters, max_position)
+    raise ModelLoadError(
+        f"This model's rotary positions are scaled by {rope_type!r}, which Batchscope does not know; it knows default, "
+        f"{', '.join(SCALED_TYPES)}.",
+        "unsupported",
+    )
+
+
+def _collect(config: Mapping[str, Any], default_theta: float) -> dict[str, Any]:
+    """One flat dict with ``rope_type`` and ``rope_theta``, whichever form the configuration has them in."""
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if any(isinstance(value, Mapping) for value in scaling.values()):
+        raise ModelLoadError(
+            "This model has other rotary positions in some layers than in others (rope_parameters by layer type), "
+            "which Batchscope does not support.",
+            "unsupported",
+        )
+    parameters = dict(scaling)
+    parameters["rope_type"] = parameters.get("rope_type") or parameters.get("type") or "default"
+    if parameters.get("rope_theta") is None:
+        parameters["rope_theta"] = config.get("rope_theta") or default_theta
+    partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if partial not in (None, 1, 1.0):
+        raise ModelLoadError(
+            f"This model rotates only a part of each head (partial_rotary_factor {partial}), which its family does not "
+            "define; Batchscope does not guess.",
+            "unsupported",
+        )
+    if parameters["rope_type"] in ("llama3", "yarn"):
+        original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
+        parameters["original_max_position_embeddings"] = original or config.get("max_position_embeddings")
+    return parameters
+
+
+def _number(parameters: Mapping[str, Any], name: str) -> float:
+    value = parameters.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        raise ModelLoadError(f"config.json: {name} is {value!r}; it must be a number above 0.", "damaged")
+    return value
+
+
+def _llama3(inv_freq: torch.Tensor, parameters: Mapping[str, Any]) -> torch.Tensor:
+    """Llama 3.1: long wavelengths are stretched by ``factor``, short ones kept, those between blended."""
+    factor = _number(parameters, "factor")
+    low, high = _number(parameters, "low_freq_factor"), _number(parameters, "high_freq_factor")
+    original = _number(parameters, "original_max_position_embeddings")
+    if high <= low:
+        raise ModelLoadError(
+            f"config.json: high_freq_factor is {high}; it must be above low_freq_factor, {low}.", "damaged"
+        )
+    wavelength = 2 * math.pi / inv_freq
+    blend = (original / wavelength - low) / (high - low)
+    blended = (1 - blend) * inv_freq / factor + blend * inv_freq
+    stretched = torch.where(wavelength > original / low, inv_freq / factor, inv_freq)
+    between = (wavelength >= original / high) & (wavelength <= original / low)
+    return torch.where(between, blended, stretched)
+
+
+def _yarn(frequencies: torch.Tensor, base: float, parameters: Mapping[str, Any], max_position: int) -> RotaryParameters:
+    """YaRN (arXiv 2309.00071): a ramp between kept and stretched frequencies, and a factor on cos and sin."""
+    original = _number(parameters, "original_max_position_embeddings")
+    factor = _number(parameters, "factor") if parameters.get("factor") is not None else max_position / original
+    half = frequencies.shape[0]
+    low, high = (
+        2 * half * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+        for turns in (parameters.get("beta_fast") or 32, parameters.get("beta_slow") or 1)
+    )
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * half - 1)
+    if low == high:
+        high += 0.001
+    ramp = ((torch.arange(half, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    kept = 1 - ramp
+    inv_freq = (1.0 / (factor * frequencies)) * (1 - kept) + (1.0 / frequencies) * kept
+    return RotaryParameters(inv_freq, _yarn_attention(factor, parameters), max(max_position, int(original * factor)))
+
+
+def _yarn_attention(factor: float, parameters: Mapping[str, Any]) -> float:
+    def mscale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    given = parameters.get("attention_factor")
+    if given is not None:
+        return float(given)
+    numerator, denominator = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    return mscale(numerator) / mscale(denominator) if numerator and denominator else mscale(1.0)

@@ -1,0 +1,128 @@
+"""The weight files of a folder, and the headers of safetensors files.
+
+A safetensors file: 8 bytes, little-endian, length of the header; the header, JSON: name → dtype, shape, [begin, end) in
+what follows; the tensors. So a file cut short is known from its header and its size, before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.models.errors import ModelLoadError
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_SHARD = re.compile(r"-\d{5}-of-(\d{5})\.safetensors$")
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_LONGEST_HEADER = 100_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    dtype: str
+    """As safetensors names it: F32, BF16 …"""
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    path: Path
+    tensors: dict[str, StoredTensor]
+
+
+def find_shards(folder: Path) -> list[Shard]:
+    """All weight files of a folder, each checked to be whole. Raises :class:`ModelLoadError`."""
+    if (folder / _SINGLE).exists():
+        return [read_shard(folder / _SINGLE)]
+    if (folder / _INDEX).exists():
+        return _indexed(folder)
+    raise _no_weights(folder)
+
+
+def _indexed(folder: Path) -> list[Shard]:
+    try:
+        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+        weight_map = {str(name): str(file) for name, file in index["weight_map"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(f"{folder / _INDEX} cannot be read: {error!r}.", "damaged") from error
+    files = sorted(set(weight_map.values()))
+    if not files:
+        raise ModelLoadError(f"{folder / _INDEX} names no files.", "damaged")
+    for file in files:
+        if Path(file).name != file:
+            raise ModelLoadError(f"{_INDEX} names {file!r}, which is not a file of its own folder.", "damaged")
+        if not (folder / file).exists():
+            raise ModelLoadError(
+                f"{_INDEX} names {file}, which is not in {folder}; download the model again.", "damaged"
+            )
+    shards = [read_shard(folder / file) for file in files]
+    held = {shard.path.name: shard.tensors for shard in shards}
+    for name, file in weight_map.items():
+        if name not in held[file]:
+            raise ModelLoadError(f"{_INDEX} says that {name} is in {file}, but it is not.", "damaged")
+    return shards
+
+
+def _no_weights(folder: Path) -> ModelLoadError:
+    others = sorted(path.name for path in folder.glob("*.safetensors"))
+    for name in others:
+        shard = _SHARD.search(name)
+        if shard:
+            return ModelLoadError(
+                f"{folder} has {len(others)} of {int(shard[1])} shards but no {_INDEX}, which says what is in them; "
+                "download the model again.",
+                "damaged",
+            )
+    if others:
+        return ModelLoadError(f"{folder} has {', '.join(others[:3])}, but no {_SINGLE} and no {_INDEX}.", "damaged")
+    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    if pickles:
+        return ModelLoadError(
+            f"{folder} holds its weights as pickles ({', '.join(pickles[:3])}), which can run code when they are "
+            "opened; Batchscope reads only safetensors. Take the model in that form, or convert it.",
+            "unsupported",
+        )
+    if any(folder.glob("*.gguf")):
+        return ModelLoadError(
+            f"{folder} holds GGUF files; of those only the starter model's is read. Take the model as safetensors.",
+            "unsupported",
+        )
+    return ModelLoadError(f"{folder} has no weights: neither {_SINGLE} nor {_INDEX}.", "damaged")
+
+
+def read_shard(path: Path) -> Shard:
+    """The header of one file, checked against the file's size. Raises :class:`ModelLoadError`."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or not 2 <= length <= min(size - 8, _LONGEST_HEADER):
+                raise ModelLoadError(
+                    f"{path} is no whole safetensors file: it has {size:,} bytes and its header should have "
+                    f"{length:,}; download it again.",
+                    "damaged",
+                )
+            header = json.loads(file.read(length))
+        tensors = {name: _entry(value) for name, value in header.items() if name != "__metadata__"}
+        end = (
+            8 + length + max((value["data_offsets"][1] for name, value in header.items() if name in tensors), default=0)
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ModelLoadError(f"{path} is no safetensors file: {error!r}.", "damaged") from error
+    if end != size:
+        raise ModelLoadError(
+            f"{path} has {size:,} bytes; its header asks for {end:,}. It was cut short or changed; download it again.",
+            "damaged",
+        )
+    return Shard(path, tensors)
+
+
+def _entry(value: dict[str, object]) -> StoredTensor:
+    shape, offsets = value["shape"], value["data_offsets"]
+    if not isinstance(shape, list) or not isinstance(offsets, list):
+        raise ValueError(f"a header entry is {value!r}")
+    return StoredTensor(str(value["dtype"]), tuple(int(size) for size in shape), int(offsets[1]) - int(offsets[0]))

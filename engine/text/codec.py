@@ -1,0 +1,165 @@
+"""Text to token ids and back: the checkpoint's own ``tokenizer.json`` and chat template, without Transformers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from engine.messages import ChatMessage
+from engine.models.errors import ModelLoadError
+from engine.request import RequestError
+from engine.text.template import ChatTemplate
+from engine.text.token_bytes import TokenBytes
+
+_BREAK = "\U0010fffe"
+"""A noncharacter: stands for "something came before" where a tokenizer treats the beginning of a text specially."""
+_CONTROL_FORM = re.compile(r"<\|[^<>|]+\|>")
+"""Added tokens of this form steer the model even where the checkpoint forgot to call them special."""
+
+
+class TextCodec:
+    """One model's tokenizer and chat template. Made by :meth:`from_folder`."""
+
+    def __init__(self, definition: dict[str, Any], config: dict[str, Any], template: str | None) -> None:
+        for token in definition.get("added_tokens", ()):
+            token["special"] = bool(token["special"] or _CONTROL_FORM.fullmatch(token["content"]))
+        self._tokenizer = Tokenizer.from_str(json.dumps(definition))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._special = {t["content"]: t for t in definition.get("added_tokens", ()) if t["special"]}
+        self.special_ids: frozenset[int] = frozenset(token["id"] for token in self._special.values())
+        self.bos_token_id = self._named_id(config.get("bos_token"))
+        self.eos_token_id = self._named_id(config.get("eos_token"))
+        self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        """Entries of the tokenizer; the model's own vocabulary may be larger (padding)."""
+        self.token_bytes = TokenBytes(self._tokenizer, definition.get("decoder"), self.special_ids)
+        self._continuation = self._make_continuation(definition)
+        self._control = self._control_pattern()
+        self._adds_bos = self._find_adds_bos(config)
+        special_names = {name: _text(value) for name, value in config.items() if name.endswith("_token")}
+        special_names = {name: text for name, text in special_names.items() if text}
+        self._template = None if template is None else ChatTemplate(template, special_names, tuple(self._special))
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> TextCodec:
+        """The codec of a checkpoint's folder. Raises :class:`ModelLoadError`."""
+        folder = Path(folder)
+        path = folder / "tokenizer.json"
+        if not path.exists():
+            raise ModelLoadError(
+                f"{folder} has no tokenizer.json; Batchscope reads no other tokenizer format. Save it once with "
+                "Transformers' fast tokenizer.",
+                "unsupported" if (folder / "tokenizer.model").exists() else "damaged",
+            )
+        try:
+            definition = json.loads(path.read_text(encoding="utf-8"))
+            config_path = folder / "tokenizer_config.json"
+            config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.exists() else {}
+            return cls(definition, config, _find_template(folder, config))
+        except ModelLoadError:
+            raise
+        except Exception as error:  # the tokenizers library raises bare Exception
+            raise ModelLoadError(f"The tokenizer in {folder} cannot be read: {error}.", "damaged") from error
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template is not None
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a plain prompt, exactly as the reference tokenizer gives them: control tokens written out in the text
+        are control tokens, and a beginning-of-sequence id is added where the tokenizer adds one."""
+        return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Ids of a conversation through the model's template, ready for the assistant's answer.
+
+        What people wrote never becomes a control token, whatever it looks like. Raises :class:`RequestError` where the
+        conversation is empty, there is no template, or the template refuses (its own words are passed on).
+        """
+        if self._template is None:
+            raise RequestError(
+                "this model has no chat template, so it cannot take a conversation; send plain text (prompt) instead"
+            )
+        rendered = self._template.render(messages)
+        ids: list[int] = []
+        self._tokenizer.encode_special_tokens = True
+        try:
+            position = 0
+            for match in self._control.finditer(rendered.text) if self._control else ():
+                ids += self._encode_piece(rendered.restore(rendered.text[position : match.start()]), position == 0)
+                ids.append(self._special[match[match.lastgroup or 0]]["id"])
+                position = match.end()
+            ids += self._encode_piece(rendered.restore(rendered.text[position:]), position == 0)
+        finally:
+            self._tokenizer.encode_special_tokens = False
+        if self._adds_bos and ids[:1] != [self.bos_token_id] and self.bos_token_id is not None:
+            ids.insert(0, self.bos_token_id)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, control tokens left out; bytes that are no UTF-8 become U+FFFD."""
+        return self.token_bytes.decode(ids)
+
+    def _encode_piece(self, text: str, first: bool) -> list[int]:
+        if not text:
+            return []
+        if first or self._continuation is None or _BREAK in text:
+            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return list(self._continuation.encode(_BREAK + text, add_special_tokens=False).ids[1:])
+
+    def _named_id(self, name: Any) -> int | None:
+        text = _text(name)
+        return self._tokenizer.token_to_id(text) if text else None
+
+    def _make_continuation(self, definition: dict[str, Any]) -> Tokenizer | None:
+        """A second tokenizer for pieces behind a control token, where the first treats a text's beginning specially."""
+        if '"prepend_scheme": "first"' not in json.dumps(definition.get("pre_tokenizer")):
+            return None
+        tokenizer = Tokenizer.from_str(json.dumps(definition))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        tokenizer.add_tokens([AddedToken(_BREAK, normalized=False, special=False)])
+        tokenizer.encode_special_tokens = True
+        return tokenizer
+
+    def _control_pattern(self) -> re.Pattern[str] | None:
+        """Leftmost, longest control token with the white space that it swallows, as the tokenizer finds them."""
+        contents = sorted(self._special, key=len, reverse=True)
+        if not contents:
+            return None
+        alternatives = []
+        for number, content in enumerate(contents):
+            token = self._special[content]
+            left, right = (r"\s*" if token.get(side) else "" for side in ("lstrip", "rstrip"))
+            alternatives.append(f"{left}(?P<t{number}>{re.escape(content)}){right}")
+        return re.compile("|".join(alternatives))
+
+    def _find_adds_bos(self, config: dict[str, Any]) -> bool:
+        explicit = config.get("add_bos_token")
+        if isinstance(explicit, bool):
+            return explicit
+        return self.bos_token_id is not None and self.encode("")[:1] == [self.bos_token_id]
+
+
+def _text(token: Any) -> str:
+    """A special token of ``tokenizer_config.json``: a string, or an object with ``content``."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else ""
+
+
+def _find_template(folder: Path, config: dict[str, Any]) -> str | None:
+    """``chat_template.jinja``, else the string or the one named ``default`` in ``tokenizer_config.json``."""
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        return path.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        named = {entry["name"]: entry["template"] for entry in template}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
