@@ -105,22 +105,32 @@ class Request:
     """
 
     __slots__ = (
+        "admitted_time",
         "arrival_time",
         "block_hashes",
+        "block_ids",
+        "cache_edge",
+        "capacity",
         "ends_after",
         "epoch",
         "finish_reason",
         "first_token_time",
+        "length_limit",
+        "lost_tokens",
         "max_tokens",
+        "min_length",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "params",
+        "prefill_end",
         "priority",
+        "queued_since",
         "request_id",
         "seed",
         "status",
+        "stop_token_ids",
         "token_ids",
         "user",
     )
@@ -137,6 +147,7 @@ class Request:
         user: str = "",
         ends_after: int | None = None,
         seed: int = 0,
+        stop_token_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.request_id = request_id
         self.token_ids = list(prompt_token_ids)
@@ -151,6 +162,12 @@ class Request:
         """Lower runs first."""
         self.user = user
         self.seed = seed
+        self.stop_token_ids = stop_token_ids
+        """All ids that end it: the client's own and, unless it ignores them, the model's."""
+        self.length_limit = self.num_prompt_tokens + min(max_tokens, ends_after or max_tokens)
+        """Prompt and output at which it ends by length. Only the update after a step looks at it."""
+        self.min_length = self.num_prompt_tokens + params.min_tokens
+        """Prompt and output before which no stop id ends it."""
         self.status = RequestStatus.WAITING
         self.finish_reason: FinishReason | None = None
         self.num_computed_tokens = 0
@@ -158,11 +175,26 @@ class Request:
         self.num_cached_tokens = 0
         """Prompt tokens found in the prefix cache at the first admission."""
         self.num_preemptions = 0
+        self.lost_tokens = 0
+        """Most tokens that a preemption took from it: up to here computing is done a second time."""
+        self.prefill_end = self.num_prompt_tokens
+        """Positions from here on are decodes; preemption moves it up to what was computed."""
         self.epoch = 0
         """Bumped by preemption and abort: a step's result of an older epoch is dropped."""
+        self.queued_since = arrival_time
+        """When it began to wait: its arrival, or its last preemption."""
+        self.admitted_time: float | None = None
+        """First admission."""
         self.first_token_time: float | None = None
+        # Owned by the KV cache manager.
+        self.block_ids: list[int] = []
+        """Its block table."""
+        self.capacity = 0
+        """Tokens that its blocks hold and it may write without asking."""
         self.block_hashes: list[bytes] = []
         """Chained digests of the full blocks of ``token_ids``, as far as they have been computed."""
+        self.cache_edge = 0
+        """Computed tokens at which its next block is full and joins the prefix cache."""
 
     @property
     def num_tokens(self) -> int:

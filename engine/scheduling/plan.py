@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from engine.request import Request
-from kernels.sampling import TokenLogprobs
+
+if TYPE_CHECKING:  # torch is heavy, and a scheduler does without
+    from kernels.sampling import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,8 @@ class SchedulerOutput:
     """Whether the row's last token is the request's last: a new one is drawn."""
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     """(source, destination), to be done before the step."""
+    kinds: list[int] = field(default_factory=list)
+    """:class:`engine.events.RowKind` of each row."""
 
     @property
     def total_tokens(self) -> int:

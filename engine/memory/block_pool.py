@@ -1,0 +1,135 @@
+"""The blocks of the KV cache: who may have one, who refers to it, and which can still be found by content.
+
+Every block but the null block 0 is in exactly one of three sets::
+
+    free        no reference, no digest        a stack: the block given back last is taken first
+    cached      no reference, a digest         least recently used first; taken when nothing is free
+    referenced  one reference or more, with or without a digest
+
+               take                       release, no digest
+      free ───────────▶ referenced ───────────────────────────▶ free
+        ▲                 ▲      │        release, digest
+        │ (digest lost)   │share └────────────────────────────▶ cached
+        └──── take ───────┴──────────────────────────────────────┘
+
+All operations are O(1) a block, whatever the size of the pool or of the cache.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class OutOfBlocksError(Exception):
+    """More blocks were asked for than nobody refers to."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBlocks:
+    blocks: list[int]
+    """Each has one reference now and no digest."""
+    evicted: list[int]
+    """Those among them that were cached until now, oldest first."""
+
+
+class BlockPool:
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        """The null block not counted; ids run from 1 to ``num_blocks``."""
+        self.ref_counts = [0] * (num_blocks + 1)
+        self.digests: list[bytes | None] = [None] * (num_blocks + 1)
+        self._free = list(range(num_blocks, 0, -1))
+        # An OrderedDict is a doubly linked list with a hash of its nodes: any cached block leaves in O(1).
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._by_digest: dict[bytes, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks without reference that can still be found."""
+        return len(self._cached)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that :meth:`take` can hand out."""
+        return len(self._free) + len(self._cached)
+
+    def take(self, count: int) -> TakenBlocks:
+        """Hand out ``count`` blocks for writing; all or :class:`OutOfBlocksError`."""
+        if count > self.num_available:
+            raise OutOfBlocksError(f"{count} blocks were asked for and {self.num_available} are available")
+        free, evicted = self._free, []
+        blocks = [free.pop() for _ in range(min(count, len(free)))]
+        for _ in range(count - len(blocks)):
+            block, _ = self._cached.popitem(last=False)
+            self._forget(block)
+            evicted.append(block)
+        blocks.extend(evicted)
+        for block in blocks:
+            self.ref_counts[block] = 1
+        return TakenBlocks(blocks, evicted)
+
+    def share(self, block: int) -> None:
+        """One reference more to a block that is referenced or cached."""
+        if self.ref_counts[block] == 0:
+            del self._cached[block]
+        self.ref_counts[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Take one reference from each block of a table, last block first: a sequence's tail is evicted before its
+        head, which more requests begin with."""
+        for block in reversed(blocks):
+            self.ref_counts[block] -= 1
+            if self.ref_counts[block] == 0:
+                if self.digests[block] is None:
+                    self._free.append(block)
+                else:
+                    self._cached[block] = None
+
+    def find(self, digest: bytes) -> int | None:
+        """The block with this content, referenced or cached."""
+        return self._by_digest.get(digest)
+
+    def register(self, block: int, digest: bytes) -> bool:
+        """Make a full, referenced block findable. False where another block with this content already is."""
+        if digest in self._by_digest:
+            return False
+        self._by_digest[digest] = block
+        self.digests[block] = digest
+        return True
+
+    def registered_blocks(self) -> list[int]:
+        """Blocks that have a digest, with or without references, in order of id."""
+        return sorted(self._by_digest.values())
+
+    def _forget(self, block: int) -> None:
+        digest = self.digests[block]
+        if digest is not None:
+            del self._by_digest[digest]
+            self.digests[block] = None
+
+    def check(self, references: dict[int, int]) -> None:
+        """Raise AssertionError unless the sets are disjoint, complete and as ``references`` (block → table entries)."""
+        free, cached = set(self._free), set(self._cached)
+        assert len(free) == len(self._free), "a block is on the free list twice"
+        assert not free & cached, f"blocks {sorted(free & cached)} are free and cached"
+        for block in range(1, self.num_blocks + 1):
+            count = self.ref_counts[block]
+            assert count == references.get(block, 0), (
+                f"block {block} counts {count} references; tables hold {references.get(block, 0)}"
+            )
+            homes = (block in free) + (block in cached) + (count > 0)
+            assert homes == 1, f"block {block} is in {homes} of free, cached and referenced"
+            digest = self.digests[block]
+            assert digest is None or self._by_digest.get(digest) == block, f"block {block} is not what its digest finds"
+            assert block not in free or digest is None, f"free block {block} has a digest"
+            assert block not in cached or digest is not None, f"cached block {block} has no digest"
+        assert len(self._by_digest) == sum(d is not None for d in self.digests), (
+            "the index finds a block without digest"
+        )
+        assert self.ref_counts[0] == 0 and 0 not in references, "the null block is in use"
