@@ -60,6 +60,16 @@ def version() -> str:
         return str(project["project"]["version"])
 
 
+def requirements() -> list[str]:
+    """What Batchscope asks of the package index, as pip writes it, the extras left out."""
+    try:
+        listed = importlib.metadata.requires("batchscope") or []
+    except importlib.metadata.PackageNotFoundError:
+        project = tomllib.loads((PACKAGE_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+        listed = list(project["project"]["dependencies"])
+    return [requirement for requirement in listed if "extra ==" not in requirement]
+
+
 def module_command(module: str, *arguments: str) -> list[str]:
     """The command that runs one of our modules in a fresh interpreter like this one, whatever the working folder holds.
 
