@@ -1,0 +1,168 @@
+"""The GPU backend: Triton kernels between torch's matrix products.
+
+One layer::
+
+    hidden, residual ─▶ rms_norm(sum) ─▶ qkv ─▶ kv_write (norm, rotary, cache) ─▶ paged_attention ─▶ out ─┐
+                            └── sum ──────────────────────────────────────────────────────────────────────┤
+    hidden, residual ◀────────────────────────────────────────────────────────────────────────────────────┘
+    hidden, residual ─▶ rms_norm(sum) ─▶ gate_up ─▶ silu_mul ─▶ down ─▶ hidden, residual = down, sum
+
+Keys and values of all layers are one tensor [layers, 2, blocks, kv_heads, block_size, head_dim]: under one head a block
+is a contiguous run of memory, and a block copy is one launch for all layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+import triton
+
+from kernels.backend import Activations
+from kernels.cpu.sampling import sample
+from kernels.sampling import SampledTokens, SamplingBatch, TokenLogprobs
+from kernels.spec import DecoderSpec, StepBatch
+from kernels.triton.activation import silu_mul
+from kernels.triton.block_copy import copy_blocks
+from kernels.triton.kv_write import kv_write
+from kernels.triton.norms import rms_norm
+from kernels.triton.paged_attention import paged_attention
+from kernels.triton.weights import DecoderWeights, pack_decoder
+
+
+@dataclass(frozen=True, slots=True)
+class _Rotation:
+    """What the layers of one step share: float32 [T, rotary_dim / 2] each."""
+
+    batch: StepBatch
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+
+class TritonBackend:
+    """Implements :class:`kernels.backend.Backend` on a CUDA or ROCm device, or on the CPU under Triton's interpreter.
+
+    A missing compiler, a driver that does not fit or a kernel that fails shows as an exception of the first step.
+    """
+
+    name = "triton"
+
+    def __init__(self, device: torch.device | str) -> None:
+        """Raises RuntimeError for a CPU without TRITON_INTERPRET=1."""
+        self.device = torch.device(device)
+        if self.device.type == "cpu" and not triton.knobs.runtime.interpret:
+            raise RuntimeError("Triton kernels run on a CPU only interpreted: set TRITON_INTERPRET=1 before the start")
+        self._spec: DecoderSpec | None = None
+        self._weights: DecoderWeights | None = None
+        self._kv: torch.Tensor | None = None
+        self._rotation: _Rotation | None = None
+
+    @property
+    def spec(self) -> DecoderSpec:
+        if self._spec is None:
+            raise RuntimeError("load a model first")
+        return self._spec
+
+    @property
+    def weights(self) -> DecoderWeights:
+        if self._weights is None:
+            raise RuntimeError("load a model first")
+        return self._weights
+
+    @property
+    def kv(self) -> torch.Tensor:
+        """[layers, 2, blocks, kv_heads, block_size, head_dim]: keys, then values."""
+        if self._kv is None:
+            raise RuntimeError("allocate the KV storage first")
+        return self._kv
+
+    @torch.inference_mode()
+    def load(self, spec: DecoderSpec, weights: Mapping[str, torch.Tensor]) -> None:
+        self._weights = pack_decoder(spec, weights, self.device)
+        self._spec = spec
+
+    def kv_bytes_per_block(self, block_size: int) -> int:
+        return self.spec.kv_bytes_per_token() * block_size
+
+    @torch.inference_mode()
+    def allocate_kv(self, num_blocks: int, block_size: int) -> None:
+        spec = self.spec
+        self._kv = None  # the old storage goes before the new one comes
+        shape = (spec.num_layers, 2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
+        self._kv = torch.zeros(shape, dtype=spec.dtype, device=self.device)
+
+    @torch.inference_mode()
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        planes, blocks = 2 * self.kv.shape[0], self.kv.shape[2]
+        copy_blocks(self.kv.view(planes, blocks, -1), pairs)
+
+    @torch.inference_mode()
+    def embed(self, batch: StepBatch) -> Activations:
+        return Activations(F.embedding(batch.token_ids, self.weights.embedding))
+
+    @torch.inference_mode()
+    def attention_block(self, layer: int, x: Activations, batch: StepBatch) -> Activations:
+        spec, weights = self.spec, self.weights.layers[layer]
+        keys, values = self.kv[layer, 0], self.kv[layer, 1]
+        rotation = self._rotation_of(batch)
+        normed, residual = rms_norm(x.hidden, x.residual, weights.input_norm, spec.rms_norm_eps)
+        q = kv_write(
+            F.linear(normed, weights.qkv, weights.qkv_bias),
+            keys,
+            values,
+            batch.slot_mapping,
+            rotation.cos,
+            rotation.sin,
+            num_heads=spec.num_heads,
+            use_rope=spec.layer_uses_rope(layer),
+            q_norm=weights.q_norm,
+            k_norm=weights.k_norm,
+            eps=spec.rms_norm_eps,
+        )
+        window = spec.layer_window(layer)
+        attended = paged_attention(q, keys, values, batch, scale=spec.attention_scale, window=window)
+        return Activations(F.linear(attended.flatten(1), weights.out, weights.out_bias), residual)
+
+    @torch.inference_mode()
+    def mlp_block(self, layer: int, x: Activations) -> Activations:
+        weights = self.weights.layers[layer]
+        normed, residual = rms_norm(x.hidden, x.residual, weights.post_norm, self.spec.rms_norm_eps)
+        activated = silu_mul(F.linear(normed, weights.gate_up, weights.gate_up_bias))
+        return Activations(F.linear(activated, weights.down, weights.down_bias), residual)
+
+    @torch.inference_mode()
+    def head(self, x: Activations, batch: StepBatch) -> torch.Tensor:
+        rows = batch.logits_rows
+        residual = None if x.residual is None else x.residual.index_select(0, rows)
+        hidden = x.hidden.index_select(0, rows)
+        normed, _ = rms_norm(hidden, residual, self.weights.final_norm, self.spec.rms_norm_eps)
+        return F.linear(normed, self.weights.head).float()
+
+    @torch.inference_mode()
+    def sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> SampledTokens:
+        """Greedy rows on the device; only the rows that need more go to the host, to the sampler of all backends."""
+        rows = sampling.rows
+        largest, likeliest = logits.max(dim=-1)
+        chosen = torch.where(torch.isfinite(largest), likeliest, -1)
+        special = [i for i, row in enumerate(rows) if not row.is_plain_greedy]
+        if not special:
+            return SampledTokens(chosen, [])
+        index = torch.tensor(special, device=logits.device)
+        drawn = sample(logits.index_select(0, index).cpu(), SamplingBatch([rows[i] for i in special]))
+        chosen[index] = drawn.token_ids.to(logits.device)
+        if not drawn.logprobs:
+            return SampledTokens(chosen, [])
+        logprobs: list[TokenLogprobs | None] = [None] * len(rows)
+        for i, report in zip(special, drawn.logprobs, strict=True):
+            logprobs[i] = report
+        return SampledTokens(chosen, logprobs)
+
+    def _rotation_of(self, batch: StepBatch) -> _Rotation:
+        """Computed with the step's first layer."""
+        if self._rotation is None or self._rotation.batch is not batch:
+            angles = batch.positions[:, None].float() * self.weights.inv_freq
+            scaling = self.spec.rope_attention_scaling
+            self._rotation = _Rotation(batch, angles.cos() * scaling, angles.sin() * scaling)
+        return self._rotation
