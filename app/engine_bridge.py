@@ -85,7 +85,7 @@ class FramePacer:
 
 
 class EngineBridge(QObject):
-    """The engine as the window sees it. Lives on the GUI thread; only ``_woken`` is emitted from another, the reader's."""
+    """The engine as the window sees it. Lives on the GUI thread; only ``_woken`` is emitted elsewhere."""
 
     loading = Signal(object)
     """:class:`engine.messages.Loading`."""
@@ -239,8 +239,9 @@ class EngineBridge(QObject):
         self._timer.start(max(0, round((due - time.perf_counter()) * 1000)))
 
     def _busy_on_cpu(self) -> bool:
-        loading = self.state in ("starting", "loading")
-        return loading or (bool(self.run_state.requests) and self.info is not None and self.info.device == "cpu")
+        if self.state == "ready":
+            return bool(self.run_state.requests) and self.info is not None and self.info.device == "cpu"
+        return self.state in ("starting", "loading")
 
     def _frame(self) -> None:
         begun = self._last_frame = time.perf_counter()

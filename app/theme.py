@@ -1,7 +1,7 @@
 """The look in one place: colours as named tokens, the palette and the style sheet made from them, light and dark.
 
 The theme follows the system's colour scheme and changes while the program runs; everything that paints with these
-colours listens to :attr:`Theme.changed`. A request's hue is derived from its number alone, so it is the same in every view.
+colours listens to :attr:`Theme.changed`. A request's hue is derived from its number alone, so all views agree.
 """
 
 from __future__ import annotations

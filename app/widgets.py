@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
 
 from app.theme import PADDING, RADIUS, SPACING, Theme
 
-Pattern = Literal["solid", "hatch", "dots", "line", "triangle", "outline"]
+Pattern = Literal["solid", "hatch", "line", "dashed", "dot", "triangle", "inset", "notch"]
 
 
 def set_role(widget: QWidget, role: str) -> None:
@@ -125,59 +125,89 @@ class Legend(QWidget):
 
     SWATCH = 10
     GAP = 5
+    BETWEEN = 12
 
     def __init__(self, theme: Theme, entries: list[LegendEntry], parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._theme = theme
         self._entries = entries
         self.setAccessibleName("Legend: " + ", ".join(entry.text for entry in entries))
+        self.setToolTip(", ".join(entry.text for entry in entries))
         self.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
         theme.changed.connect(self.update)
 
+    def set_entries(self, entries: list[LegendEntry]) -> None:
+        if entries == self._entries:
+            return
+        before = self.sizeHint()
+        self._entries = entries
+        self.setToolTip(", ".join(entry.text for entry in entries))
+        if self.sizeHint() != before:
+            self.updateGeometry()
+        self.update()
+
+    def _advance(self, entry: LegendEntry) -> int:
+        return self.SWATCH + self.GAP + self.fontMetrics().horizontalAdvance(entry.text)
+
     def sizeHint(self) -> QSize:
-        metrics = self.fontMetrics()
-        width = sum(self.SWATCH + self.GAP + metrics.horizontalAdvance(e.text) + 12 for e in self._entries) - 12
-        return QSize(max(0, width), metrics.height() + 2)
+        width = sum(self._advance(entry) + self.BETWEEN for entry in self._entries) - self.BETWEEN
+        return QSize(max(0, width), self.fontMetrics().height() + 2)
 
     def minimumSizeHint(self) -> QSize:
-        """A narrow card clips its legend from the right rather than forcing the dock wide."""
+        """A narrow card shows fewer entries, whole ones, rather than being forced wide; the tooltip has them all."""
         return QSize(0, self.sizeHint().height())
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
         metrics = self.fontMetrics()
+        baseline = (self.height() + metrics.ascent() - metrics.descent()) // 2
         x = 0
         for entry in self._entries:
+            if x + self._advance(entry) > self.width():
+                break
             top = (self.height() - self.SWATCH) // 2
             color: QColor = getattr(self._theme, entry.token)
-            paint_swatch(painter, QRectF(x, top, self.SWATCH, self.SWATCH), color, entry.pattern, self._theme.card)
-            x += self.SWATCH + self.GAP
+            swatch = QRectF(x, top, self.SWATCH, self.SWATCH)
+            mark = self._theme.text if entry.pattern == "notch" else self._theme.card
+            paint_swatch(painter, swatch, color, entry.pattern, mark)
             painter.setPen(self._theme.muted)
-            painter.drawText(x, (self.height() + metrics.ascent() - metrics.descent()) // 2, entry.text)
-            x += metrics.horizontalAdvance(entry.text) + 12
+            painter.drawText(x + self.SWATCH + self.GAP, baseline, entry.text)
+            x += self._advance(entry) + self.BETWEEN
 
 
-def paint_swatch(painter: QPainter, rect: QRectF, color: QColor, pattern: Pattern, ground: QColor) -> None:
+def paint_swatch(painter: QPainter, rect: QRectF, color: QColor, pattern: Pattern, mark: QColor) -> None:
+    """The small sample of a state; ``mark`` is the colour of what is drawn onto it."""
+    middle = rect.center().y()
     if pattern == "line":
-        painter.fillRect(QRectF(rect.left(), rect.center().y() - 1, rect.width(), 2), color)
-    elif pattern == "triangle":
+        painter.fillRect(QRectF(rect.left(), middle - 1, rect.width(), 2), color)
+    elif pattern == "dashed":
+        for part in (0.0, 0.6):
+            painter.fillRect(QRectF(rect.left() + part * rect.width(), middle - 1, 0.4 * rect.width(), 2), color)
+    elif pattern == "inset":
+        painter.fillRect(rect.adjusted(2, 2, -2, -2), color)
+    elif pattern in ("triangle", "dot"):
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(color)
-        corners = [rect.bottomLeft(), rect.bottomRight(), QPointF(rect.center().x(), rect.top())]
-        painter.drawPolygon(QPolygonF(corners))
+        if pattern == "dot":
+            painter.drawEllipse(rect.adjusted(1, 1, -1, -1))
+        else:
+            corners = [rect.bottomLeft(), rect.bottomRight(), QPointF(rect.center().x(), rect.top())]
+            painter.drawPolygon(QPolygonF(corners))
         painter.restore()
-    elif pattern == "outline":
-        painter.setPen(QPen(color, 1))
-        painter.setBrush(Qt.BrushStyle.NoBrush)
-        painter.drawRect(rect.adjusted(0.5, 0.5, -0.5, -0.5))
     else:
         painter.fillRect(rect, color)
         if pattern == "hatch":
-            painter.fillRect(rect, QBrush(ground, Qt.BrushStyle.BDiagPattern))
-        elif pattern == "dots":
-            painter.fillRect(rect, QBrush(ground, Qt.BrushStyle.Dense6Pattern))
+            painter.fillRect(rect, QBrush(mark, Qt.BrushStyle.BDiagPattern))
+        elif pattern == "notch":
+            painter.save()
+            painter.setPen(Qt.PenStyle.NoPen)
+            painter.setBrush(mark)
+            half = rect.width() / 2
+            corner = rect.topRight()
+            painter.drawPolygon(QPolygonF([corner, corner - QPointF(half, 0), corner + QPointF(0, half)]))
+            painter.restore()
 
 
 class Gauge(QWidget):

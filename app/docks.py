@@ -1,0 +1,160 @@
+"""Docks that look like cards, and the arrangements of them that ship.
+
+::
+
+    Chat                                      Monitor                          Lab
+    ┌─────┬──────┬───────────┬───────────┐    ┌──────────┬───────┬────────┐    ┌──────┬───────────┬────────┐
+    │chats│ chat │ occupancy │ block map │    │occupancy │ block │ queue  │    │ load │ occupancy │ block  │
+    │     │      ├───────────┼───────────┤    ├──────────┤ map   ├────────┤    │      ├───────────┤ map    │
+    │     │      │throughput…│ queue …   │    │through. …│       │ ledger │    │      │through. … │ queue …│
+    ├─────┴──────┴───────────┴───────────┤    ├──────────┴───────┴────────┤    ├──────┴───────────┴────────┤
+    │ timeline                           │    │ timeline                  │    │ timeline                  │
+    └────────────────────────────────────┘    └───────────────────────────┘    └───────────────────────────┘
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from PySide6.QtCore import QPoint, QRectF, Qt
+from PySide6.QtGui import QPainter, QPaintEvent
+from PySide6.QtWidgets import QDockWidget, QMainWindow, QMenu, QWidget
+
+from app.theme import Theme
+from app.widgets import Card, paint_surface
+
+ArrangementName = Literal["chat", "monitor", "lab"]
+
+
+class Dock(QDockWidget):
+    """A dock that draws a card; the card's title line is its handle. Double-click floats it, a right click offers more."""
+
+    def __init__(self, name: str, title: str, content: QWidget, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(title, parent)
+        self.setObjectName(name)
+        self._theme = theme
+        card = content if isinstance(content, Card) else _carded(title, content)
+        header = card.take_header()
+        header.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        header.customContextMenuRequested.connect(self._offer)
+        self.setTitleBarWidget(header)
+        self.setWidget(card)
+        theme.changed.connect(self.update)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        if self.isFloating():
+            painter.fillRect(self.rect(), self._theme.window)
+        paint_surface(painter, QRectF(self.rect()), self._theme.card, self._theme.line)
+
+    def _offer(self, position: QPoint) -> None:
+        menu = QMenu(self)
+        float_action = menu.addAction("Dock" if self.isFloating() else "Float")
+        float_action.triggered.connect(lambda: self.setFloating(not self.isFloating()))
+        menu.addAction("Hide").triggered.connect(self.close)
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.popup(self.titleBarWidget().mapToGlobal(position))
+
+
+def _carded(title: str, content: QWidget) -> Card:
+    card = Card(title)
+    card.body.addWidget(content)
+    return card
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Docks in one place, one above the other as tabs; ``share`` of the column's height."""
+
+    docks: tuple[str, ...]
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """``share`` of the window's width, at most ``most`` pixels."""
+
+    groups: tuple[Group, ...]
+    share: float
+    most: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    columns: tuple[Column, ...]
+    bottom: tuple[str, ...]
+    bottom_share: float
+
+
+ARRANGEMENTS: dict[ArrangementName, Arrangement] = {
+    "chat": Arrangement(
+        columns=(
+            Column((Group(("chats",)),), 0.13, 210),
+            Column((Group(("chat",)),), 0.31),
+            Column((Group(("occupancy",)), Group(("throughput", "latency"))), 0.28),
+            Column((Group(("blocks",)), Group(("queue", "ledger"))), 0.28),
+        ),
+        bottom=("timeline",),
+        bottom_share=0.27,
+    ),
+    "monitor": Arrangement(
+        columns=(
+            Column((Group(("occupancy",)), Group(("throughput",)), Group(("latency",))), 0.34),
+            Column((Group(("blocks",)),), 0.28),
+            Column((Group(("queue",), 1.4), Group(("ledger",))), 0.38),
+        ),
+        bottom=("timeline",),
+        bottom_share=0.32,
+    ),
+    "lab": Arrangement(
+        columns=(
+            Column((Group(("load",)),), 0.34, 560),
+            Column((Group(("occupancy",)), Group(("throughput", "latency"))), 0.33),
+            Column((Group(("blocks",)), Group(("queue", "ledger", "chat"))), 0.33),
+        ),
+        bottom=("timeline",),
+        bottom_share=0.28,
+    ),
+}
+
+
+def arrange(window: QMainWindow, docks: dict[str, QDockWidget], arrangement: Arrangement) -> None:
+    """Puts the docks where the arrangement has them and hides the others."""
+    for dock in docks.values():
+        dock.setFloating(False)
+        window.removeDockWidget(dock)
+    firsts = [docks[column.groups[0].docks[0]] for column in arrangement.columns]
+    window.addDockWidget(Qt.DockWidgetArea.TopDockWidgetArea, firsts[0])
+    for before, dock in zip(firsts, firsts[1:], strict=False):
+        window.splitDockWidget(before, dock, Qt.Orientation.Horizontal)
+    for column in arrangement.columns:
+        for above, group in zip(column.groups, column.groups[1:], strict=False):
+            window.splitDockWidget(docks[above.docks[0]], docks[group.docks[0]], Qt.Orientation.Vertical)
+        for group in column.groups:
+            _stack(window, [docks[name] for name in group.docks])
+    window.addDockWidget(Qt.DockWidgetArea.BottomDockWidgetArea, docks[arrangement.bottom[0]])
+    _stack(window, [docks[name] for name in arrangement.bottom])
+    _size(window, docks, arrangement)
+
+
+def _stack(window: QMainWindow, group: list[QDockWidget]) -> None:
+    for dock in group[1:]:
+        window.tabifyDockWidget(group[0], dock)
+    for dock in group:
+        dock.show()
+    group[0].raise_()
+
+
+def _size(window: QMainWindow, docks: dict[str, QDockWidget], arrangement: Arrangement) -> None:
+    width, height = window.width(), window.height()
+    bottom = round(height * arrangement.bottom_share)
+    firsts = [docks[column.groups[0].docks[0]] for column in arrangement.columns]
+    widths = [min(column.most, round(width * column.share)) for column in arrangement.columns]
+    window.resizeDocks(firsts, widths, Qt.Orientation.Horizontal)
+    window.resizeDocks([docks[arrangement.bottom[0]]], [bottom], Qt.Orientation.Vertical)
+    for column in arrangement.columns:
+        total = sum(group.share for group in column.groups)
+        groups = [docks[group.docks[0]] for group in column.groups]
+        heights = [round((height - bottom) * group.share / total) for group in column.groups]
+        window.resizeDocks(groups, heights, Qt.Orientation.Vertical)

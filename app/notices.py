@@ -1,0 +1,209 @@
+"""What the window says about its engine: loading, could not load, died. In the window, never in a box over it."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QRectF, Qt, Signal
+from PySide6.QtGui import QFontDatabase, QPainter, QPaintEvent
+from PySide6.QtWidgets import QHBoxLayout, QPlainTextEdit, QProgressBar, QPushButton, QVBoxLayout, QWidget
+
+from app.theme import PADDING, SPACING, Theme, mix
+from app.widgets import button, label, paint_surface
+from engine.client import EngineDied
+from engine.messages import Loading, LoadFailed
+
+_HEADINGS = {
+    "offline": "No model is here yet, and none could be fetched",
+    "memory": "The model does not fit into memory",
+    "unsupported": "This model is of a kind that Batchscope does not know",
+    "damaged": "The model's files are damaged or incomplete",
+    "other": "The model could not be loaded",
+}
+_HINTS = {
+    "offline": "Connect to the network and try again, or open a folder with a model (safetensors and its config.json).",
+    "memory": "Choose a smaller model, or close other programs and try again.",
+    "unsupported": "Choose another folder, or go on with the starter model.",
+    "damaged": "Fetch the files again, or choose another folder.",
+    "other": "Try again, or choose another folder.",
+}
+
+
+def sized(done: int, total: int) -> str:
+    """How far a stage is: bytes where the numbers are large, else a count."""
+    if total <= 0:
+        return ""
+    if total >= 1 << 20:
+        return f"{done / 2**20:,.0f} of {total / 2**20:,.0f} MiB"
+    return f"{done:,} of {total:,}"
+
+
+class Strip(QWidget):
+    """A card under the top bar, hidden until there is something to say."""
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__()
+        self.theme = theme
+        self.line = QHBoxLayout()
+        self.line.setSpacing(SPACING + 4)
+        self.column = QVBoxLayout(self)
+        self.column.setContentsMargins(*PADDING)
+        self.column.addLayout(self.line)
+        theme.changed.connect(self.update)
+        self.hide()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        paint_surface(QPainter(self), QRectF(self.rect()), self.theme.card, self.theme.line)
+
+
+class LoadingStrip(Strip):
+    """The stage as a sentence, a bar, and a way out."""
+
+    cancelled = Signal()
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(theme)
+        self.stage = label("")
+        self.amount = label("", "muted")
+        self.bar = QProgressBar()
+        self.bar.setTextVisible(False)
+        self.bar.setMinimumWidth(160)
+        self.bar.setAccessibleName("Loading progress")
+        self.cancel = button("Stop loading", "flat")
+        self.cancel.clicked.connect(self.cancelled)
+        self.line.addWidget(self.stage)
+        self.line.addWidget(self.bar, 1)
+        self.line.addWidget(self.amount)
+        self.line.addWidget(self.cancel)
+
+    def begin(self) -> None:
+        self.show_stage(Loading("Starting the engine"))
+        self.show()
+
+    def show_stage(self, loading: Loading) -> None:
+        self.stage.setText(loading.stage)
+        self.amount.setText(sized(loading.done, loading.total))
+        # Permille: Qt counts in 32 bits, files do not.
+        self.bar.setRange(0, 1000 if loading.total > 0 else 0)
+        if loading.total > 0:
+            self.bar.setValue(round(1000 * min(1.0, loading.done / loading.total)))
+
+
+class DeathBanner(Strip):
+    """The engine is gone: why, its last lines, and one click to go on."""
+
+    restart = Signal()
+
+    def __init__(self, theme: Theme) -> None:
+        super().__init__(theme)
+        self.reason = label("", "error")
+        self.reason.setWordWrap(True)
+        self.reason.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.details = button("Last lines", "flat", "Show the engine's last lines")
+        self.details.setCheckable(True)
+        self.again = button("Restart engine", "primary")
+        self.dismiss = button("Close", "flat", "Close this notice")
+        self.lines = QPlainTextEdit()
+        self.lines.setReadOnly(True)
+        self.lines.setFont(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
+        self.lines.setMaximumHeight(150)
+        self.lines.setAccessibleName("Last lines of the engine")
+        self.lines.hide()
+        self.line.addWidget(self.reason, 1)
+        for each in (self.details, self.again, self.dismiss):
+            self.line.addWidget(each)
+        self.column.addWidget(self.lines)
+        self.details.toggled.connect(self.lines.setVisible)
+        self.again.clicked.connect(self.restart)
+        self.dismiss.clicked.connect(self.hide)
+
+    def report(self, death: EngineDied) -> None:
+        code = "" if death.exit_code is None else f" Exit code {death.exit_code}."
+        self.reason.setText(f"The engine stopped. {death.reason}{code} Answers keep the text they have.")
+        self.lines.setPlainText("\n".join(death.last_lines))
+        self.details.setVisible(bool(death.last_lines))
+        self.details.setChecked(False)
+        self.show()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        surface = mix(self.theme.card, self.theme.error, 0.10)
+        paint_surface(QPainter(self), QRectF(self.rect()), surface, mix(self.theme.line, self.theme.error, 0.5))
+
+
+class ModelPage(QWidget):
+    """Lies over the docks while there is no model: what is the matter, and the ways on."""
+
+    open_folder = Signal()
+    retry = Signal()
+    starter = Signal()
+
+    def __init__(self, theme: Theme, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.theme = theme
+        self.heading = label("", "heading")
+        self.message = label("")
+        self.hint = label("", "muted")
+        for each in (self.heading, self.message, self.hint):
+            each.setWordWrap(True)
+        self.message.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.folder_button = button("Open a local folder…", "primary")
+        self.retry_button = button("Try again")
+        self.starter_button = button("Use the starter model")
+        self.dismiss_button = button("Look at the chats without a model", "flat")
+        self.folder_button.clicked.connect(self.open_folder)
+        self.retry_button.clicked.connect(self.retry)
+        self.starter_button.clicked.connect(self.starter)
+        self.dismiss_button.clicked.connect(self.hide)
+        self._card = QWidget()
+        self._card.setMaximumWidth(620)
+        column = QVBoxLayout(self._card)
+        column.setContentsMargins(28, 24, 28, 24)
+        column.setSpacing(SPACING + 4)
+        for each in (self.heading, self.message, self.hint):
+            column.addWidget(each)
+        column.addLayout(_row(self.folder_button, self.retry_button, self.starter_button))
+        column.addLayout(_row(self.dismiss_button))
+        middle = QHBoxLayout()
+        middle.addStretch(1)
+        middle.addWidget(self._card, 8)
+        middle.addStretch(1)
+        outer = QVBoxLayout(self)
+        outer.addStretch(2)
+        outer.addLayout(middle)
+        outer.addStretch(3)
+        theme.changed.connect(self.update)
+        self.hide()
+
+    def show_failure(self, failure: LoadFailed, *, starter: bool) -> None:
+        """``starter``: whether it was the starter model that could not be loaded."""
+        kind = failure.kind if failure.kind in _HEADINGS else "other"
+        self.tell(_HEADINGS[kind], failure.message, _HINTS[kind], starter=starter)
+
+    def show_interrupted(self, model: str, *, starter: bool) -> None:
+        self.tell(
+            "The last start ended while a model was loading",
+            f"It was {model}. It is not loaded by itself this time, in case it was the cause.",
+            "Try it again, or choose another model.",
+            starter=starter,
+        )
+
+    def tell(self, heading: str, message: str, hint: str, *, starter: bool) -> None:
+        self.heading.setText(heading)
+        self.message.setText(message)
+        self.hint.setText(hint)
+        self.starter_button.setVisible(not starter)
+        self.raise_()
+        self.show()
+        self.folder_button.setFocus()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.fillRect(self.rect(), self.theme.window)
+        paint_surface(painter, QRectF(self._card.geometry()), self.theme.card, self.theme.line)
+
+
+def _row(*buttons: QPushButton) -> QHBoxLayout:
+    row = QHBoxLayout()
+    row.setSpacing(SPACING)
+    for each in buttons:
+        row.addWidget(each)
+    row.addStretch(1)
+    return row

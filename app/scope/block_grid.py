@@ -1,0 +1,178 @@
+"""The KV block map's model: what each block is, where its cell lies, and its picture as pixels. Qt-free.
+
+A cell is ``pitch`` device pixels wide and high, its gap on the right and at the bottom included. The picture is kept
+and only cells whose look has changed are painted again::
+
+    free        cached       referenced    shared         selected
+    ▒▒▒▒▒▒      ·    ·       ██████        ████◣ ▏        ┏━━━━┓
+    ▒▒▒▒▒▒       ▒▒▒▒        ██████        ██████         ┃████┃
+    ▒▒▒▒▒▒      ·    ·       ██████        ██████         ┗━━━━┛
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.run_state import RunState
+
+MAX_PITCH = 24
+"""Logical pixels of a cell at most: a small pool does not make tiles."""
+SMALLEST_MARKED = 7
+"""Device pixels of a cell from which marks and outlines are drawn; below, colours alone tell."""
+
+
+class BlockLook(enum.IntEnum):
+    FREE = 0
+    CACHED = 1
+    REFERENCED = 2
+    SHARED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class GridShape:
+    """Where the cells lie in an area of device pixels. With more blocks than pixels a cell stands for several."""
+
+    columns: int
+    rows: int
+    pitch: int
+    gap: int
+    cells: int
+    blocks_per_cell: int
+
+    @property
+    def width(self) -> int:
+        return self.columns * self.pitch
+
+    @property
+    def height(self) -> int:
+        return self.rows * self.pitch
+
+    def cell_at(self, x: int, y: int) -> int | None:
+        """The cell at a device pixel, gaps included."""
+        column, row = x // self.pitch, y // self.pitch
+        cell = row * self.columns + column
+        inside = 0 <= column < self.columns and 0 <= row < self.rows and cell < self.cells
+        return cell if inside else None
+
+
+def fit_grid(blocks: int, width: int, height: int, scale: float = 1.0) -> GridShape:
+    """The largest square cells with which ``blocks`` fit into ``width`` × ``height`` device pixels."""
+    width, height = max(1, width), max(1, height)
+    per_cell = max(1, math.ceil(blocks / (width * height)))
+    cells = math.ceil(blocks / per_cell)
+    pitch = max(1, min(round(MAX_PITCH * scale), math.isqrt(width * height // max(1, cells))))
+    while pitch > 1 and math.ceil(cells / max(1, width // pitch)) > height // pitch:
+        pitch -= 1
+    columns = max(1, width // pitch)
+    gap = 0 if pitch < 4 else 1 if pitch < 12 else max(1, round(2 * scale))
+    return GridShape(columns, max(1, math.ceil(cells / columns)), pitch, gap, cells, per_cell)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCounts:
+    referenced: int
+    cached: int
+    """Without references, but findable."""
+    shared: int
+    """More than one reference."""
+    free: int
+
+
+def block_looks(state: RunState) -> np.ndarray:
+    """:class:`BlockLook` of the blocks 1 … num_blocks: uint8 array [num_blocks]."""
+    refs, hashed = state.block_refs[1:], state.block_hashed[1:]
+    looks = np.zeros(len(refs), dtype=np.uint8)
+    looks[hashed] = BlockLook.CACHED
+    looks[refs > 0] = BlockLook.REFERENCED
+    looks[refs > 1] = BlockLook.SHARED
+    return looks
+
+
+def count_blocks(looks: np.ndarray) -> BlockCounts:
+    free, cached, owned, shared = (int(n) for n in np.bincount(looks, minlength=4)[:4])
+    return BlockCounts(referenced=owned + shared, cached=cached, shared=shared, free=free)
+
+
+@dataclass(frozen=True, slots=True)
+class GridColors:
+    """What the cells are painted with, as uint8 [3] in the order blue, green, red."""
+
+    ground: np.ndarray
+    free: np.ndarray
+    mark: np.ndarray
+
+
+class GridPicture:
+    """The pixels of the map: uint8 [height, width, 4], blue, green, red, unused."""
+
+    def __init__(self, shape: GridShape, colors: GridColors) -> None:
+        self.shape = shape
+        self.pixels = np.empty((shape.height, shape.width, 4), dtype=np.uint8)
+        self.pixels[:] = (*colors.ground, 255)
+        self._colors = colors
+        self._stencils = _stencils(shape)
+        # Views of the pixels by row, column, row in the cell, column in the cell, channel.
+        split = self.pixels.reshape(shape.rows, shape.pitch, shape.columns, shape.pitch, 4)
+        self._tiles = split.transpose(0, 2, 1, 3, 4)
+        self._painted = np.full(shape.cells, -1, dtype=np.int64)
+
+    def paint(self, looks: np.ndarray, rgb: np.ndarray, selected: np.ndarray) -> int:
+        """Brings the picture up to date; returns how many cells changed.
+
+        Per cell: looks, a :class:`BlockLook` [cells]; rgb, the hue of its request, red first [cells, 3]; selected, bool
+        [cells].
+        """
+        hues = rgb.astype(np.int64) @ np.array([1 << 24, 1 << 16, 1 << 8])
+        keys = np.where(looks != BlockLook.FREE, hues, 0) | looks | (selected.astype(np.int64) << 3)
+        changed = np.flatnonzero(keys != self._painted)
+        if len(changed):
+            self._painted[changed] = keys[changed]
+            self._fill(changed, looks[changed], rgb[changed], selected[changed])
+        return len(changed)
+
+    def _fill(self, cells: np.ndarray, looks: np.ndarray, rgb: np.ndarray, selected: np.ndarray) -> None:
+        colors = self._colors
+        fill = rgb[:, ::-1].astype(np.uint8)
+        dim = (0.62 * colors.ground + 0.38 * fill).astype(np.uint8)
+        fill = np.where((looks == BlockLook.CACHED)[:, None], dim, fill)
+        fill = np.where((looks == BlockLook.FREE)[:, None], colors.free, fill)
+        marks = np.broadcast_to(colors.mark, fill.shape)
+        if self.shape.pitch < SMALLEST_MARKED:
+            # Too small for marks: a shared block is blended with the mark's colour, a selected one has it.
+            shared = (0.6 * fill + 0.4 * colors.mark).astype(np.uint8)
+            fill = np.where((looks == BlockLook.SHARED)[:, None], shared, fill)
+            fill = np.where(selected[:, None], marks, fill)
+        # Palette per cell: ground, fill, mark; the stencil of its look says which pixel takes which.
+        palette = np.stack([np.broadcast_to(colors.ground, fill.shape), fill, marks], axis=1)
+        stencil = self._stencils[looks + 4 * selected.astype(np.uint8)].reshape(len(cells), -1, 1)
+        tiles = np.take_along_axis(palette, stencil.astype(np.intp), axis=1)
+        rows, columns = np.divmod(cells, self.shape.columns)
+        pitch = self.shape.pitch
+        self._tiles[rows, columns, :, :, :3] = tiles.reshape(len(cells), pitch, pitch, 3)
+
+
+def _stencils(shape: GridShape) -> np.ndarray:
+    """uint8 [8, pitch, pitch] of 0 ground, 1 fill, 2 mark; by :class:`BlockLook`, plus 4 where selected."""
+    pitch, size = shape.pitch, shape.pitch - shape.gap
+    stencils = np.zeros((8, pitch, pitch), dtype=np.uint8)
+    stencils[:, :size, :size] = 1
+    if pitch < SMALLEST_MARKED:
+        return stencils
+    inset = max(1, size // 5)
+    for selected in (0, 4):
+        cached = stencils[BlockLook.CACHED + selected]
+        cached[:size, :size] = 0
+        cached[inset : size - inset, inset : size - inset] = 1
+        notch = max(3, size // 2)
+        for row in range(notch):
+            stencils[BlockLook.SHARED + selected, row, size - notch + row : size] = 2
+    edge = 1 if size < 14 else 2
+    for look in BlockLook:
+        frame = stencils[look + 4]
+        frame[:edge, :size] = frame[size - edge : size, :size] = 2
+        frame[:size, :edge] = frame[:size, size - edge : size] = 2
+    return stencils

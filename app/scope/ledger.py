@@ -1,0 +1,131 @@
+"""The preemption ledger: who gave way, for whom, by which rule, what it cost; and who was rejected, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, Qt
+from PySide6.QtWidgets import QWidget
+
+from app.scope.panel import ScopePanel, ScopeSource
+from app.scope.reasons import count, ledger_sentence
+from app.scope.tables import ROOT, Index, RequestRole, SwatchDelegate, make_table
+from app.selection import Selection
+from app.theme import Theme
+from app.widgets import label
+from engine.events import Preempted
+from engine.run_state import LedgerEntry
+
+COLUMNS = ("step", "request", "for", "cost", "rule")
+_WIDTHS = (62, 66, 66, 150)
+_TIPS = (
+    "The step in which it happened",
+    "Who gave way, or was rejected",
+    "For whom room was made",
+    "What it cost: computed tokens lost, to be computed again, and blocks given back",
+    "Why this one",
+)
+
+
+class LedgerModel(QAbstractTableModel):
+    """The newest entry first."""
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.entries: list[LedgerEntry] = []
+
+    def show_entries(self, entries: list[LedgerEntry]) -> bool:
+        """entries: oldest first. Returns whether anything changed."""
+        newest = entries[::-1]
+        if len(newest) == len(self.entries) and (not newest or newest[0] is self.entries[0]):
+            return False
+        known = self.entries[0] if self.entries else None
+        added = next((i for i, entry in enumerate(newest) if entry is known), None)
+        if added is not None and newest[added:] == self.entries:
+            self.beginInsertRows(QModelIndex(), 0, added - 1)
+            self.entries = newest
+            self.endInsertRows()
+        else:
+            self.beginResetModel()
+            self.entries = newest
+            self.endResetModel()
+        return True
+
+    def rowCount(self, parent: Index = ROOT) -> int:
+        return 0 if parent.isValid() else len(self.entries)
+
+    def columnCount(self, parent: Index = ROOT) -> int:
+        return 0 if parent.isValid() else len(COLUMNS)
+
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        entry, column = self.entries[index.row()], index.column()
+        if role == Qt.ItemDataRole.DisplayRole:
+            return cell_text(entry, column)
+        if role in (Qt.ItemDataRole.ToolTipRole, Qt.ItemDataRole.AccessibleTextRole):
+            return f"Step {entry.step:,}: request {entry.event.request_id}. {ledger_sentence(entry)}"
+        if role == RequestRole and column == 1:
+            return entry.event.request_id
+        if role == RequestRole and column == 2 and isinstance(entry.event, Preempted):
+            return entry.event.beneficiary
+        return None
+
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        if orientation == Qt.Orientation.Horizontal and role == Qt.ItemDataRole.DisplayRole:
+            return COLUMNS[section]
+        if orientation == Qt.Orientation.Horizontal and role == Qt.ItemDataRole.ToolTipRole:
+            return _TIPS[section]
+        return None
+
+
+def cell_text(entry: LedgerEntry, column: int) -> str:
+    event = entry.event
+    if column == 0:
+        return f"{entry.step:,}"
+    if column == 1:
+        return str(event.request_id)
+    if not isinstance(event, Preempted):
+        return ("–", "rejected", event.message)[column - 2]
+    if column == 2:
+        return "itself" if event.beneficiary == event.request_id else str(event.beneficiary)
+    if column == 3:
+        return f"{count(event.tokens, 'token')}, {count(event.blocks, 'block')}"
+    return event.rule
+
+
+class LedgerPanel(ScopePanel):
+    empty_text = (
+        "No preemption and no rejection so far. When KV memory runs out, who gives way, for whom and at what cost is "
+        "written here; the scenario kv-crunch makes it happen."
+    )
+    refresh_seconds = 0.2
+
+    def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
+        self.model = LedgerModel()
+        self.table = make_table("Preemption ledger")
+        super().__init__("Preemptions", source, theme, selection, self.table, parent)
+        self.model.setParent(self)
+        self.table.setModel(self.model)
+        delegate = SwatchDelegate(theme, self)
+        for column in (1, 2):
+            self.table.setItemDelegateForColumn(column, delegate)
+        for column, width in enumerate(_WIDTHS):
+            self.table.setColumnWidth(column, width)
+        self.table.clicked.connect(self._clicked)
+        self.table.activated.connect(self._clicked)
+        self._summary = label("", "muted")
+        self.add_trailing(self._summary)
+
+    def has_content(self) -> bool:
+        return bool(self.source.state.ledger)
+
+    def refresh(self) -> None:
+        self.model.show_entries(list(self.source.state.ledger))
+        totals = self.source.state.totals
+        self._summary.setText(
+            f"{count(totals.preemptions, 'preemption')} · {count(totals.recomputed_tokens, 'token')} computed again"
+        )
+
+    def _clicked(self, index: QModelIndex) -> None:
+        entry = self.model.entries[index.row()]
+        other = index.column() == 2 and isinstance(entry.event, Preempted)
+        self.selection.select(entry.event.beneficiary if other else entry.event.request_id)

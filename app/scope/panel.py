@@ -1,0 +1,137 @@
+"""What all panels of the scope share: where they draw from, and when they may spend time on it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from PySide6.QtCore import QEvent, Signal
+from PySide6.QtGui import QHideEvent, QShowEvent
+from PySide6.QtWidgets import QWidget
+
+from app.scope.lanes import Lanes
+from app.scope.rates import Latency, Throughput
+from app.scope.steps import StepHistory
+from app.selection import Selection
+from app.theme import Theme
+from app.widgets import Card, Emptiable, EmptyState
+from engine.config import SchedulerConfig
+from engine.events import Keyframe, StepRecord
+from engine.run_state import RunState
+
+
+@dataclass(slots=True)
+class RunHistory:
+    """What a run looked like over time: folds beside the run state, fed with the same records."""
+
+    steps: StepHistory = field(default_factory=StepHistory)
+    throughput: Throughput = field(default_factory=Throughput)
+    latency: Latency = field(default_factory=Latency)
+    lanes: Lanes = field(default_factory=Lanes)
+
+    def restore(self, keyframe: Keyframe) -> None:
+        self.steps.restore(keyframe)
+        self.throughput.restore(keyframe)
+        self.latency.restore(keyframe)
+        self.lanes.restore(keyframe)
+
+    def apply(self, record: StepRecord) -> None:
+        self.steps.apply(record)
+        self.throughput.apply(record)
+        self.latency.apply(record)
+        self.lanes.apply(record)
+
+
+@dataclass(slots=True)
+class ScopeSource:
+    """The run that the panels show. They never ask where it comes from: live, or a moment of a recording."""
+
+    state: RunState
+    history: RunHistory
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+    @property
+    def idle(self) -> bool:
+        return not self.state.requests
+
+
+class ScopePanel(Card):
+    """A card that follows the run. It refreshes only while it is seen, and at most every ``refresh_seconds``.
+
+    Subclasses fill ``content`` (shown once there is something) and implement :meth:`refresh` and :meth:`has_content`.
+    """
+
+    refresh_seconds = 0.0
+    """Panels of figures that people read need not change faster than they can be read."""
+    empty_text = ""
+    refreshed = Signal()
+
+    def __init__(
+        self,
+        title: str,
+        source: ScopeSource,
+        theme: Theme,
+        selection: Selection,
+        content: QWidget,
+        parent: QWidget | None = None,
+    ) -> None:
+        super().__init__(title, parent=parent)
+        self.source = source
+        self.theme = theme
+        self.selection = selection
+        self.content = content
+        self.pages = Emptiable(content, EmptyState(self.empty_text))
+        self.body.addWidget(self.pages)
+        self._stale = True
+        self._refreshed_at = 0.0
+        selection.changed.connect(self._selection_changed)
+        theme.changed.connect(self._theme_changed)
+
+    def refresh(self) -> None:
+        """Brings the content up to date with the source."""
+        raise NotImplementedError
+
+    def has_content(self) -> bool:
+        raise NotImplementedError
+
+    def run_moved(self) -> None:
+        """The source has changed: refresh now, or when it is due, or when it is seen."""
+        self._stale = True
+        due = time.perf_counter() - self._refreshed_at >= self.refresh_seconds
+        if self.is_seen() and (due or self.source.idle):
+            self._refresh_now()
+
+    def is_seen(self) -> bool:
+        return self.isVisible() and not self.window().isMinimized()
+
+    def _refresh_now(self) -> None:
+        self._stale = False
+        self._refreshed_at = time.perf_counter()
+        filled = self.has_content()
+        self.pages.set_empty(not filled)
+        if filled:
+            self.refresh()
+        self.refreshed.emit()
+
+    def _selection_changed(self, _request_id: int | None) -> None:
+        self._stale = True
+        if self.is_seen():
+            self._refresh_now()
+
+    def _theme_changed(self) -> None:
+        self._selection_changed(None)
+        self.content.update()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        if self._stale:
+            self._refresh_now()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        super().hideEvent(event)
+        self._stale = True
+
+    def changeEvent(self, event: QEvent) -> None:
+        super().changeEvent(event)
+        if event.type() == QEvent.Type.WindowStateChange and self._stale and self.is_seen():
+            self._refresh_now()

@@ -1,0 +1,169 @@
+"""A small plot surface painted with QPainter: margins, thin grid lines, tick labels, no antialiasing where edges are
+straight. It draws what it is given and asks for a repaint only when that has changed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from PySide6.QtCore import QPointF, QRect, QSize
+from PySide6.QtGui import QFont, QFontMetrics, QPainter, QPaintEvent, QPen, QPolygonF
+from PySide6.QtWidgets import QSizePolicy, QWidget
+
+from app.theme import AXIS_PX, Theme
+
+TICK_GAP = 5
+"""Pixels between a tick label and the plot."""
+TOP_MARGIN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    value: float
+    label: str
+
+
+def nice_step(extent: float, most: int) -> float:
+    """The smallest of 1, 2 or 5 × 10^n with which at most ``most`` steps cover ``extent``."""
+    if not math.isfinite(extent) or extent <= 0 or most < 1:
+        return 1.0
+    rough = extent / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    for factor in (1.0, 2.0, 5.0, 10.0):
+        if factor * power >= rough * (1 - 1e-9):
+            return factor * power
+    return 10.0 * power
+
+
+def linear_ticks(low: float, high: float, most: int) -> list[Tick]:
+    step = nice_step(high - low, most)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [Tick(i * step, tick_label(i * step)) for i in range(first, last + 1)]
+
+
+def tick_label(value: float) -> str:
+    if abs(value) >= 10_000:
+        return f"{value / 1000:g}k"
+    return f"{value:g}".replace("-", "−")
+
+
+def seconds_label(seconds: float | None) -> str:
+    """A duration for people: ``12 ms``, ``0.21 s``, ``3.4 s``, ``2:05 min``; ``–`` where there is none."""
+    if seconds is None or not math.isfinite(seconds):
+        return "–"
+    if seconds < 0.0995:
+        return f"{seconds * 1000:.0f} ms" if seconds >= 0.00995 else f"{seconds * 1000:.1f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.2g} s" if seconds < 0.995 else f"{seconds:.1f} s"
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{int(seconds // 60)}:{int(seconds % 60):02d} min"
+
+
+class Plot(QWidget):
+    """Axes and their mapping. Subclasses set the ranges and paint into :attr:`area` in :meth:`paint_data`."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.theme = theme
+        self.axis_font = QFont(self.font())
+        self.axis_font.setPixelSize(AXIS_PX)
+        self.metrics = QFontMetrics(self.axis_font)
+        self.x_range = (0.0, 1.0)
+        self.y_range = (0.0, 1.0)
+        self.log_y = False
+        self.x_ticks: list[Tick] = []
+        self.y_ticks: list[Tick] = []
+        self.area = QRect()
+        """Where data is painted, logical pixels."""
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
+        theme.changed.connect(self.update)
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(120, 70)
+
+    def sizeHint(self) -> QSize:
+        return QSize(320, 180)
+
+    # Mapping -----------------------------------------------------------------------------------------------------
+
+    def layout_axes(self) -> None:
+        """Fits :attr:`area` between the tick labels; call after changing ticks or size."""
+        widest = max((self.metrics.horizontalAdvance(t.label) for t in self.y_ticks), default=0)
+        left = max(widest, self.metrics.horizontalAdvance("000")) + TICK_GAP + 1
+        bottom = self.metrics.height() + 3
+        width, height = self.width() - left - 2, self.height() - TOP_MARGIN - bottom
+        self.area = QRect(left, TOP_MARGIN, max(1, width), max(1, height))
+
+    def x_pixel(self, value: float) -> float:
+        low, high = self.x_range
+        return self.area.left() + (value - low) / (high - low) * self.area.width()
+
+    def x_value(self, pixel: float) -> float:
+        low, high = self.x_range
+        return low + (pixel - self.area.left()) / max(1, self.area.width()) * (high - low)
+
+    def y_pixel(self, value: float) -> float:
+        low, high = self.y_range
+        if self.log_y:
+            value, low, high = math.log10(max(value, 1e-12)), math.log10(low), math.log10(high)
+        return self.area.bottom() + 1 - (value - low) / (high - low) * self.area.height()
+
+    # Painting ----------------------------------------------------------------------------------------------------
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setFont(self.axis_font)
+        self.paint_axes(painter)
+        painter.save()
+        painter.setClipRect(self.area)
+        self.paint_data(painter)
+        painter.restore()
+        self.paint_over(painter)
+
+    def paint_axes(self, painter: QPainter) -> None:
+        area, theme = self.area, self.theme
+        painter.setPen(QPen(theme.line, 1))
+        for tick in self.y_ticks:
+            y = round(self.y_pixel(tick.value))
+            painter.drawLine(area.left(), y, area.right(), y)
+        painter.setPen(theme.muted)
+        shift = self.metrics.ascent() // 2 - 1
+        for tick in self.y_ticks:
+            x = area.left() - TICK_GAP - self.metrics.horizontalAdvance(tick.label)
+            painter.drawText(x, round(self.y_pixel(tick.value)) + shift, tick.label)
+        baseline = area.bottom() + 3 + self.metrics.ascent()
+        for tick in self.x_ticks:
+            width = self.metrics.horizontalAdvance(tick.label)
+            x = round(self.x_pixel(tick.value) - width / 2)
+            painter.drawText(min(max(x, area.left()), area.right() - width), baseline, tick.label)
+
+    def paint_data(self, painter: QPainter) -> None:
+        raise NotImplementedError
+
+    def paint_over(self, painter: QPainter) -> None:
+        """What may lie outside the plot's area: notes, hover marks."""
+
+    def paint_curve(self, painter: QPainter, xs: np.ndarray, ys: np.ndarray, pen: QPen) -> None:
+        """A line through the finite points; where one is missing the line breaks."""
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(pen)
+        run: list[QPointF] = []
+        for x, y in zip(xs.tolist(), ys.tolist(), strict=True):
+            if math.isfinite(y):
+                run.append(QPointF(self.x_pixel(x), self.y_pixel(y)))
+                continue
+            _draw_run(painter, run)
+            run = []
+        _draw_run(painter, run)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
+
+
+def _draw_run(painter: QPainter, run: list[QPointF]) -> None:
+    if len(run) == 1:
+        painter.drawPoint(run[0])
+    elif run:
+        painter.drawPolyline(QPolygonF(run))

@@ -1,0 +1,175 @@
+"""The queue: every request that is not finished, and in a sentence what it does or why it waits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, Qt
+from PySide6.QtWidgets import QAbstractItemView, QLabel, QVBoxLayout, QWidget
+
+from app.scope.panel import ScopePanel, ScopeSource
+from app.scope.reasons import QueueRow, queue_rows
+from app.scope.tables import ROOT, Index, RequestRole, StateRole, SwatchDelegate, make_table
+from app.selection import Selection
+from app.theme import SPACING, Theme
+from app.widgets import label
+
+COLUMNS = ("request", "state", "tokens", "blocks", "prio", "user", "why")
+_WIDTHS = (66, 96, 88, 50, 38, 64)
+_TIPS = (
+    "Number of the request, in its hue",
+    "What the last step did for it",
+    "Tokens computed / prompt and output tokens so far",
+    "KV blocks in its table",
+    "Priority: lower runs first",
+    "Who sent it",
+    "What it does, or why it waits",
+)
+_STATE_NAMES = {"stalled": "running"}
+
+
+class QueueModel(QAbstractTableModel):
+    """Rows keep their place while the requests stay the same; then only cells that differ are announced."""
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.rows: list[QueueRow] = []
+
+    def show_rows(self, rows: list[QueueRow]) -> None:
+        wanted = {row.request_id for row in rows}
+        known = {row.request_id for row in self.rows}
+        staying = [row.request_id for row in self.rows if row.request_id in wanted]
+        if staying != [row.request_id for row in rows if row.request_id in known]:
+            self.beginResetModel()
+            self.rows = list(rows)
+            self.endResetModel()
+            return
+        for place in [i for i, row in enumerate(self.rows) if row.request_id not in wanted][::-1]:
+            self.beginRemoveRows(QModelIndex(), place, place)
+            del self.rows[place]
+            self.endRemoveRows()
+        for place, row in enumerate(rows):
+            if row.request_id not in known:
+                self.beginInsertRows(QModelIndex(), place, place)
+                self.rows.insert(place, row)
+                self.endInsertRows()
+            elif self.rows[place] != row:
+                self.rows[place] = row
+                self.dataChanged.emit(self.index(place, 0), self.index(place, len(COLUMNS) - 1))
+
+    def place_of(self, request_id: int | None) -> int | None:
+        return next((i for i, row in enumerate(self.rows) if row.request_id == request_id), None)
+
+    def rowCount(self, parent: Index = ROOT) -> int:
+        return 0 if parent.isValid() else len(self.rows)
+
+    def columnCount(self, parent: Index = ROOT) -> int:
+        return 0 if parent.isValid() else len(COLUMNS)
+
+    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        row, column = self.rows[index.row()], index.column()
+        if role == Qt.ItemDataRole.DisplayRole:
+            return cell_text(row, column)
+        if role == Qt.ItemDataRole.ToolTipRole:
+            return row.why
+        if role == RequestRole and column == 0:
+            return row.request_id
+        if role == StateRole and column == 1:
+            return row.phase
+        if role == Qt.ItemDataRole.AccessibleTextRole:
+            return f"{COLUMNS[column]} {cell_text(row, column)}"
+        return None
+
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        if orientation == Qt.Orientation.Horizontal and role == Qt.ItemDataRole.DisplayRole:
+            return COLUMNS[section]
+        if orientation == Qt.Orientation.Horizontal and role == Qt.ItemDataRole.ToolTipRole:
+            return _TIPS[section]
+        return None
+
+
+def cell_text(row: QueueRow, column: int) -> str:
+    if column == 0:
+        return str(row.request_id)
+    if column == 1:
+        return _STATE_NAMES.get(row.phase, row.phase)
+    if column == 2:
+        return f"{row.computed:,} / {row.tokens:,}"
+    if column == 3:
+        return f"{row.blocks:,}"
+    if column == 4:
+        return str(row.priority)
+    return row.user if column == 5 else row.why
+
+
+class QueuePanel(ScopePanel):
+    """The table, and under it the whole sentence of the selected request, or of the head of the queue."""
+
+    empty_text = "No requests. Send a message, or start a scenario in the load panel, and see here why each one waits."
+    refresh_seconds = 0.2
+
+    def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
+        self.model = QueueModel()
+        self.table = make_table("Queue: requests and why they wait")
+        self.sentence = label("", "muted")
+        self.sentence.setWordWrap(True)
+        self.sentence.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.sentence.setAccessibleName("Why the selected request waits")
+        super().__init__("Queue", source, theme, selection, _column(self.table, self.sentence), parent)
+        self.model.setParent(self)
+        self.table.setModel(self.model)
+        delegate = SwatchDelegate(theme, self)
+        for column in (0, 1):
+            self.table.setItemDelegateForColumn(column, delegate)
+        for column, width in enumerate(_WIDTHS):
+            self.table.setColumnWidth(column, width)
+        self.table.selectionModel().currentRowChanged.connect(self._row_chosen)
+        self._summary = label("", "muted")
+        self.add_trailing(self._summary)
+        self._following = False
+
+    def has_content(self) -> bool:
+        return bool(self.source.state.requests)
+
+    def refresh(self) -> None:
+        state = self.source.state
+        rows = queue_rows(state, self.source.scheduler)
+        self.model.show_rows(rows)
+        self.table.setColumnHidden(5, not any(row.user for row in rows))
+        self._follow_selection()
+        running = sum(row.phase not in ("waiting", "preempted") for row in rows)
+        self._summary.setText(f"{running:,} running · {len(rows) - running:,} waiting")
+        self.sentence.setText(self._sentence(rows))
+
+    def _sentence(self, rows: list[QueueRow]) -> str:
+        chosen = next((row for row in rows if row.request_id == self.selection.request_id), None)
+        if chosen is None:
+            chosen = next((row for row in rows if row.phase in ("waiting", "preempted")), None)
+        return f"Request {chosen.request_id}: {chosen.why}" if chosen is not None else ""
+
+    def _follow_selection(self) -> None:
+        place = self.model.place_of(self.selection.request_id)
+        current = self.table.currentIndex()
+        if (current.row() if current.isValid() else None) == place:
+            return
+        self._following = True
+        if place is None:
+            self.table.setCurrentIndex(QModelIndex())
+        else:
+            self.table.setCurrentIndex(self.model.index(place, max(0, current.column())))
+            self.table.scrollTo(self.model.index(place, 0), QAbstractItemView.ScrollHint.EnsureVisible)
+        self._following = False
+
+    def _row_chosen(self, current: QModelIndex, _previous: QModelIndex) -> None:
+        if not self._following and current.isValid():
+            self.selection.select(self.model.rows[current.row()].request_id)
+
+
+def _column(table: QWidget, sentence: QLabel) -> QWidget:
+    content = QWidget()
+    column = QVBoxLayout(content)
+    column.setContentsMargins(0, 0, 0, 0)
+    column.setSpacing(SPACING // 2)
+    column.addWidget(table, 1)
+    column.addWidget(sentence)
+    return content

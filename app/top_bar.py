@@ -1,0 +1,104 @@
+"""The line at the top of the window: what is loaded, the menus, and the gauges that tell how the engine does."""
+
+from __future__ import annotations
+
+import time
+
+from PySide6.QtCore import QRectF, Qt
+from PySide6.QtGui import QFontMetrics, QPainter, QPaintEvent
+from PySide6.QtWidgets import QHBoxLayout, QMenu, QToolButton, QWidget
+
+from app.scope.panel import ScopeSource
+from app.scope.plot import seconds_label
+from app.theme import PADDING, SPACING, Theme
+from app.widgets import Gauge, label, paint_surface
+from engine.messages import ModelInfo
+
+MODEL_NAME_PIXELS = 190
+GAUGE_SECONDS = 0.25
+"""How often the gauges change at most."""
+
+
+class TopBar(QWidget):
+    def __init__(self, theme: Theme, source: ScopeSource, model_menu: QMenu, view_menu: QMenu) -> None:
+        super().__init__()
+        self._theme = theme
+        self._source = source
+        self._changed_at = 0.0
+        self.model_button = _menu_button("No model", model_menu, "Model menu")
+        self.view_button = _menu_button("View", view_menu, "View menu")
+        self.running = Gauge("running", "Requests in the batch")
+        self.waiting = Gauge("waiting", "Requests in the queue, preempted ones included")
+        self.kv = Gauge("KV", "Share of the KV blocks that requests refer to")
+        self.preempted = Gauge("preempted", "Preemptions since the engine started")
+        self.output = Gauge("output", "Output tokens per second, the mean over the steps of the last two seconds")
+        self.ttft = Gauge("TTFT p50", "Median time from arrival to first token, of the last minute")
+        row = QHBoxLayout(self)
+        row.setContentsMargins(PADDING[0], 7, PADDING[2], 7)
+        row.setSpacing(SPACING)
+        row.addWidget(label("Batchscope", "title"))
+        row.addSpacing(4)
+        row.addWidget(self.model_button)
+        row.addWidget(self.view_button)
+        row.addStretch(1)
+        for gauge in (self.running, self.waiting, self.kv, self.preempted, self.output, self.ttft):
+            row.addSpacing(6)
+            row.addWidget(gauge)
+        theme.changed.connect(self.update)
+        self.refresh()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        paint_surface(QPainter(self), QRectF(self.rect()), self._theme.card, self._theme.line)
+
+    def show_model(self, info: ModelInfo | None, name: str = "No model") -> None:
+        """What is loaded, or ``name`` where nothing is."""
+        if info is not None:
+            device = "CPU" if info.device == "cpu" else info.device.upper()
+            self.model_button.setToolTip(_model_sentence(info))
+            self.model_button.setText(f"{self._elided(info.name)} · {info.dtype} · {device} ▾")
+        else:
+            self.model_button.setToolTip(name)
+            self.model_button.setText(f"{self._elided(name)} ▾")
+
+    def _elided(self, name: str) -> str:
+        metrics = QFontMetrics(self.font())
+        return metrics.elidedText(name, Qt.TextElideMode.ElideMiddle, MODEL_NAME_PIXELS)
+
+    def run_moved(self) -> None:
+        if time.perf_counter() - self._changed_at >= GAUGE_SECONDS or self._source.idle:
+            self.refresh()
+
+    def refresh(self) -> None:
+        self._changed_at = time.perf_counter()
+        state, history = self._source.state, self._source.history
+        known = state.num_blocks > 0
+        self.running.set_text(f"{state.num_running:,}" if known else "–")
+        self.waiting.set_text(f"{state.num_waiting:,}" if known else "–")
+        self.kv.set_text(f"{100 * state.kv_usage:.0f} %" if known else "–")
+        self.preempted.set_text(f"{state.totals.preemptions:,}" if known else "–")
+        self.output.set_text(f"{history.throughput.output_rate():,.0f} tok/s" if known else "–")
+        self.ttft.set_text(seconds_label(history.latency.ttft().p50))
+
+
+def _menu_button(text: str, menu: QMenu, accessible: str) -> QToolButton:
+    result = QToolButton()
+    result.setText(f"{text} ▾")
+    result.setMenu(menu)
+    result.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+    result.setAccessibleName(accessible)
+    return result
+
+
+def _model_sentence(info: ModelInfo) -> str:
+    return "\n".join(
+        (
+            f"{info.name}: {info.architecture}, {info.parameters / 1e6:,.0f} million parameters",
+            f"{info.weight_bytes / 2**20:,.0f} MiB of weights in {info.dtype}, {info.device}, {info.threads} threads",
+            f"backend {info.backend}: {info.backend_reason}",
+            f"KV cache: {info.num_blocks:,} blocks of {info.block_size} tokens, "
+            f"{info.num_blocks * info.kv_bytes_per_block / 2**20:,.0f} MiB",
+            f"context up to {info.max_model_len:,} tokens, {info.token_budget:,} tokens a step, "
+            f"{info.max_num_seqs:,} requests at once",
+            f"loaded in {info.load_seconds:.1f} s",
+        )
+    )
