@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, processors
 
 from engine.messages import ChatMessage
 from engine.models.errors import ModelLoadError
@@ -31,16 +31,18 @@ class TextCodec:
         self._tokenizer = Tokenizer.from_str(json.dumps(definition))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        _apply_explicit_ends(self._tokenizer, config)
         self._special = {t["content"]: t for t in definition.get("added_tokens", ()) if t["special"]}
         self.special_ids: frozenset[int] = frozenset(token["id"] for token in self._special.values())
         self.bos_token_id = self._named_id(config.get("bos_token"))
         self.eos_token_id = self._named_id(config.get("eos_token"))
+        self._never_words = self.special_ids - {self._named_id(config.get("unk_token"))}
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         """Entries of the tokenizer; the model's own vocabulary may be larger (padding)."""
         self.token_bytes = TokenBytes(self._tokenizer, definition.get("decoder"), self.special_ids)
         self._continuation = self._make_continuation(definition)
         self._control = self._control_pattern()
-        self._adds_bos = self._find_adds_bos(config)
+        self._adds_bos = self.bos_token_id is not None and self.encode("")[:1] == [self.bos_token_id]
         special_names = {name: _text(value) for name, value in config.items() if name.endswith("_token")}
         special_names = {name: text for name, text in special_names.items() if text}
         self._template = None if template is None else ChatTemplate(template, special_names, tuple(self._special))
@@ -97,7 +99,7 @@ class TextCodec:
             ids += self._encode_piece(rendered.restore(rendered.text[position:]), position == 0)
         finally:
             self._tokenizer.encode_special_tokens = False
-        if self._adds_bos and ids[:1] != [self.bos_token_id] and self.bos_token_id is not None:
+        if self._adds_bos and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
             ids.insert(0, self.bos_token_id)
         return ids
 
@@ -106,11 +108,15 @@ class TextCodec:
         return self.token_bytes.decode(ids)
 
     def _encode_piece(self, text: str, first: bool) -> list[int]:
+        """Ids of words between two control tokens, none of them a control token; ``encode_special_tokens`` is set."""
         if not text:
             return []
         if first or self._continuation is None or _BREAK in text:
-            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
-        return list(self._continuation.encode(_BREAK + text, add_special_tokens=False).ids[1:])
+            ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        else:
+            ids = self._continuation.encode(_BREAK + text, add_special_tokens=False).ids[1:]
+        # A vocabulary may reach a control token from plain characters too; words may not.
+        return [token_id for token_id in ids if token_id not in self._never_words]
 
     def _named_id(self, name: Any) -> int | None:
         text = _text(name)
@@ -139,11 +145,21 @@ class TextCodec:
             alternatives.append(f"{left}(?P<t{number}>{re.escape(content)}){right}")
         return re.compile("|".join(alternatives))
 
-    def _find_adds_bos(self, config: dict[str, Any]) -> bool:
-        explicit = config.get("add_bos_token")
-        if isinstance(explicit, bool):
-            return explicit
-        return self.bos_token_id is not None and self.encode("")[:1] == [self.bos_token_id]
+
+def _apply_explicit_ends(tokenizer: Tokenizer, config: dict[str, Any]) -> None:
+    """``add_bos_token`` and ``add_eos_token``, where ``tokenizer_config.json`` has them, outrank ``tokenizer.json``."""
+    if "add_bos_token" not in config and "add_eos_token" not in config:
+        return
+    ends: dict[str, tuple[str, int] | None] = {}
+    for name in ("bos", "eos"):
+        text = _text(config.get(f"{name}_token")) if config.get(f"add_{name}_token") else ""
+        token_id = tokenizer.token_to_id(text) if text else None
+        ends[name] = None if token_id is None else (text, token_id)
+    bos, eos = ends["bos"], ends["eos"]
+    template = ([f"{bos[0]}:0"] if bos else []) + ["$A:0"] + ([f"{eos[0]}:0"] if eos else [])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=template, special_tokens=[end for end in (bos, eos) if end is not None]
+    )
 
 
 def _text(token: Any) -> str:
