@@ -46,7 +46,8 @@ class EngineLimits:
             if not ids:
                 continue
             try:
-                fits = max(array("I", ids)) < self.vocab_size
+                array("I", ids)
+                fits = max(ids) < self.vocab_size
             except (OverflowError, TypeError):  # negative, beyond 32 bits, or no integer
                 fits = False
             if not fits:

@@ -187,7 +187,7 @@ class EngineCore:
         if plan is None:
             if not self._scheduler.events and not outputs:
                 return StepResult(None, [])
-            return StepResult(self._record(began, StepTimings(scheduled - began), None, []), outputs)
+            return StepResult(self._record(began, StepTimings(scheduled - began), None, None), outputs)
         result = self._runner.execute(plan)
         executed = self._clock()
         self._take_inbox(began, outputs)
@@ -203,7 +203,7 @@ class EngineCore:
             self._close(plan.requests[row], reason)
         outputs += self._outputs(plan, update, result, texts, errors, ended_at)
         self._last_plan = plan
-        return StepResult(self._record(began, timings, plan, list(map(len, update.new_tokens))), outputs)
+        return StepResult(self._record(began, timings, plan, update), outputs)
 
     def _take_inbox(self, now: float, outputs: list[Output]) -> None:
         inbox, scheduler = self._inbox, self._scheduler
@@ -259,9 +259,12 @@ class EngineCore:
     ) -> list[Output]:
         new_tokens, logprobs = update.new_tokens, result.logprobs
         special = {*update.ended, *texts, *(row for row, values in enumerate(logprobs) if values)}
+        rows = zip(plan.requests, new_tokens, strict=True)
+        if not special:
+            return [Output(request.request_id, now, tokens) for request, tokens in rows if tokens]
         outputs = [
             Output(request.request_id, now, tokens)
-            for row, (request, tokens) in enumerate(zip(plan.requests, new_tokens, strict=True))
+            for row, (request, tokens) in enumerate(rows)
             if tokens and row not in special
         ]
         for row in sorted(special):
@@ -276,22 +279,21 @@ class EngineCore:
         return outputs
 
     def _record(
-        self, began: float, timings: StepTimings, plan: SchedulerOutput | None, new_tokens: list[int]
+        self, began: float, timings: StepTimings, plan: SchedulerOutput | None, update: StepUpdate | None
     ) -> StepRecord:
         scheduler, pool = self._scheduler, self._scheduler.memory.pool
         self._step += 1
         self._last_time = began
-        starts, counts = (plan.starts, plan.num_new_tokens) if plan else ([], [])
         return StepRecord(
             step=self._step,
             time=began,
             timings=timings,
             events=scheduler.take_events(),
             request_ids=[request.request_id for request in plan.requests] if plan else [],
-            num_tokens=counts,
-            num_computed=[start + count for start, count in zip(starts, counts, strict=True)],
+            num_tokens=plan.num_new_tokens if plan else [],
+            num_computed=update.num_computed if update else [],
             kinds=plan.kinds if plan else [],
-            new_tokens=new_tokens,
+            new_tokens=list(map(len, update.new_tokens)) if update else [],
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
             free_blocks=pool.num_free,

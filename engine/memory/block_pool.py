@@ -19,19 +19,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 
 class OutOfBlocksError(Exception):
     """More blocks were asked for than nobody refers to."""
-
-
-@dataclass(frozen=True, slots=True)
-class TakenBlocks:
-    blocks: list[int]
-    """Each has one reference now and no digest."""
-    evicted: list[int]
-    """Those among them that were cached until now, oldest first."""
 
 
 class BlockPool:
@@ -59,20 +50,23 @@ class BlockPool:
         """Blocks that :meth:`take` can hand out."""
         return len(self._free) + len(self._cached)
 
-    def take(self, count: int) -> TakenBlocks:
-        """Hand out ``count`` blocks for writing; all or :class:`OutOfBlocksError`."""
-        if count > self.num_available:
+    def take(self, count: int, evicted: list[int]) -> list[int]:
+        """Hand out ``count`` blocks for writing, with one reference and no digest; all or :class:`OutOfBlocksError`.
+
+        Those among them that were cached until now are appended to ``evicted``, the longest unused first.
+        """
+        free = self._free
+        if count > len(free) + len(self._cached):
             raise OutOfBlocksError(f"{count} blocks were asked for and {self.num_available} are available")
-        free, evicted = self._free, []
         blocks = [free.pop() for _ in range(min(count, len(free)))]
         for _ in range(count - len(blocks)):
             block, _ = self._cached.popitem(last=False)
             self._forget(block)
             evicted.append(block)
-        blocks.extend(evicted)
+            blocks.append(block)
         for block in blocks:
             self.ref_counts[block] = 1
-        return TakenBlocks(blocks, evicted)
+        return blocks
 
     def share(self, block: int) -> None:
         """One reference more to a block that is referenced or cached."""

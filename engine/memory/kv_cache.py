@@ -30,7 +30,7 @@ from engine.events import (
     BlocksFreed,
     BlocksShared,
 )
-from engine.memory.block_pool import BlockPool, OutOfBlocksError, TakenBlocks
+from engine.memory.block_pool import BlockPool, OutOfBlocksError
 from engine.request import Request
 
 DIGEST_BYTES = 16
@@ -47,6 +47,8 @@ class KVCacheManager:
         self.block_size = block_size
         self.prefix_cache = prefix_cache
         self._root = blake2b(cache_key, digest_size=DIGEST_BYTES).digest()
+        # Copying an empty hash costs a third of making one.
+        self._empty_hash = blake2b(digest_size=DIGEST_BYTES)
         self._events = events
         self._copies: list[tuple[int, int]] = []
 
@@ -73,7 +75,9 @@ class KVCacheManager:
         data, stride = tokens.tobytes(), size * tokens.itemsize
         parent = digests[-1] if digests else self._root
         for start in range(0, len(data), stride):
-            parent = blake2b(parent + data[start : start + stride], digest_size=DIGEST_BYTES).digest()
+            content = self._empty_hash.copy()
+            content.update(parent + data[start : start + stride])
+            parent = content.digest()
             digests.append(parent)
 
     def find_prefix(self, request: Request) -> list[int]:
@@ -90,14 +94,13 @@ class KVCacheManager:
 
     def register_full_blocks(self, request: Request) -> None:
         """Make the blocks that the last step filled findable; called where it has reached ``cache_edge``."""
-        full = request.num_computed_tokens // self.block_size
+        size, table, digests = self.block_size, request.block_ids, request.block_hashes
+        full = request.num_computed_tokens // size
         self._extend_digests(request, full)
-        first = request.cache_edge // self.block_size - 1
-        cached = []
-        for i in range(first, full):
-            if self.pool.register(request.block_ids[i], request.block_hashes[i]):
-                cached.append(request.block_ids[i])
-        request.cache_edge = (full + 1) * self.block_size
+        first = request.cache_edge // size - 1
+        register = self.pool.register
+        cached = [table[i] for i in range(first, full) if register(table[i], digests[i])]
+        request.cache_edge = (full + 1) * size
         if cached:
             self._events.append(BlocksCached(request.request_id, cached))
 
@@ -116,18 +119,19 @@ class KVCacheManager:
         cached_tokens = len(hits) * size
         for block in hits:  # first, so that taking blocks does not evict them
             self.pool.share(block)
-        taken = self._take(self.blocks_for(cached_tokens + num_new_tokens) - len(hits))
-        if taken is None:
+        new = self._take(request, self.blocks_for(cached_tokens + num_new_tokens) - len(hits))
+        if new is None:
             self.pool.release(hits)
             return False
-        request.block_ids = [*hits, *taken.blocks]
+        request.block_ids = [*hits, *new]
         request.num_computed_tokens = cached_tokens
         request.capacity = len(request.block_ids) * size
         if self.prefix_cache:
             request.cache_edge = cached_tokens + size
         if hits:
             self._events.append(BlocksShared(request.request_id, list(hits)))
-        self._report(request, taken, taken.blocks)
+        if new:
+            self._events.append(BlocksAllocated(request.request_id, new))
         return True
 
     def reserve(self, request: Request, num_new_tokens: int) -> bool:
@@ -138,19 +142,17 @@ class KVCacheManager:
         # A block that is half full and has other readers must not be written: it is copied first.
         filling = computed // size
         copy = computed % size != 0 and self.pool.ref_counts[table[filling]] > 1
-        taken = self._take(missing + copy)
-        if taken is None:
+        new = self._take(request, missing + copy)
+        if new is None:
             return False
-        new = taken.blocks
         if copy:
-            destination, new = new[0], new[1:]
-        self._report(request, taken, new)
-        if copy:
-            source, table[filling] = table[filling], destination
+            source, table[filling] = table[filling], new.pop(0)
             self.pool.release([source])
-            self._copies.append((source, destination))
-            self._events.append(BlockCopied(request.request_id, source, destination))
-        table.extend(new)
+            self._copies.append((source, table[filling]))
+            self._events.append(BlockCopied(request.request_id, source, table[filling]))
+        if new:
+            self._events.append(BlocksAllocated(request.request_id, new))
+        table += new
         request.capacity = len(table) * size
         return True
 
@@ -194,16 +196,15 @@ class KVCacheManager:
         copies, self._copies = self._copies, []
         return copies
 
-    def _take(self, count: int) -> TakenBlocks | None:
+    def _take(self, request: Request, count: int) -> list[int] | None:
+        """``count`` blocks for ``request``; None where they are not to be had."""
         if count > self.pool.num_available:
             return None
+        evicted: list[int] = []
         try:
-            return self.pool.take(count)
+            blocks = self.pool.take(count, evicted)
         except OutOfBlocksError:
             return None
-
-    def _report(self, request: Request, taken: TakenBlocks, allocated: list[int]) -> None:
-        if taken.evicted:
-            self._events.append(BlocksEvicted(request.request_id, taken.evicted))
-        if allocated:
-            self._events.append(BlocksAllocated(request.request_id, allocated))
+        if evicted:
+            self._events.append(BlocksEvicted(request.request_id, evicted))
+        return blocks

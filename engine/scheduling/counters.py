@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from engine.events import RunTotals
 
@@ -23,4 +23,15 @@ class Counters:
     rejected: int = 0
 
     def snapshot(self) -> RunTotals:
-        return RunTotals(**{field.name: getattr(self, field.name) for field in fields(self)})
+        return RunTotals(
+            steps=self.steps,
+            arrived=self.arrived,
+            finished=self.finished,
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.output_tokens,
+            preemptions=self.preemptions,
+            recomputed_tokens=self.recomputed_tokens,
+            prefix_query_tokens=self.prefix_query_tokens,
+            prefix_hit_tokens=self.prefix_hit_tokens,
+            rejected=self.rejected,
+        )

@@ -29,6 +29,14 @@ DISCIPLINES: dict[str, type[Discipline]] = {"vllm": VllmDiscipline}
 _DECODE, _PREFILL, _RECOMPUTE = int(RowKind.DECODE), int(RowKind.PREFILL), int(RowKind.RECOMPUTE)
 
 
+def _end_reason(request: Request, token: int) -> FinishReason | None:
+    """Why ``token``, which has just been appended, ends the request; None if it does not."""
+    length = len(request.token_ids)
+    if token in request.stop_token_ids and length >= request.min_length:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if length >= request.length_limit else None
+
+
 class PlanError(RuntimeError):
     """A discipline planned what must not run: a fault of its code, never of a request."""
 
@@ -39,6 +47,8 @@ class StepUpdate:
 
     new_tokens: list[list[int]]
     """Output tokens per row, nothing behind the one that ended it."""
+    num_computed: list[int]
+    """Computed tokens per row after the step."""
     ended: dict[int, FinishReason] = field(default_factory=dict)
     """Row → why its request is over. The caller finishes it, for it may know better: a stop string."""
     first_rows: list[int] = field(default_factory=list)
@@ -234,47 +244,47 @@ class Scheduler:
         """Take in what the runner computed. Rows whose request was preempted or aborted meanwhile are dropped by epoch,
         rows in error keep nothing of the step."""
         self.counters.steps += 1
-        update = StepUpdate(new_tokens=[])
-        new_tokens, ended, errors = update.new_tokens, update.ended, result.errors
-        row = -1
-        for request, epoch, start, count, sampled in zip(
-            output.requests, output.epochs, output.starts, output.num_new_tokens, result.token_ids, strict=True
+        ends = [start + count for start, count in zip(output.starts, output.num_new_tokens, strict=True)]
+        update = StepUpdate(list(result.token_ids), ends)
+        dropped = self._dropped_rows(output, result, update)
+        for row, (request, kind, end, sampled) in enumerate(
+            zip(output.requests, output.kinds, ends, result.token_ids, strict=True)
         ):
-            row += 1
-            if request.epoch != epoch:
-                new_tokens.append([])
+            if row in dropped:
                 continue
-            if row in errors:
-                new_tokens.append([])
-                ended[row] = FinishReason.ERROR
-                continue
-            if start < request.prefill_end:
-                self._count_prefill(request, start, start + count)
-            request.num_computed_tokens = start + count
-            if sampled:
-                if len(request.token_ids) == request.num_prompt_tokens:
+            request.num_computed_tokens = end
+            tokens = request.token_ids
+            if kind != _DECODE:
+                self._count_prefill(request, output.starts[row], end)
+                if sampled and len(tokens) == request.num_prompt_tokens:
                     update.first_rows.append(row)
-                sampled = self._append(request, sampled, ended, row)
-            if start + count >= request.cache_edge:
+            for token in sampled:
+                tokens.append(token)
+                if token in request.stop_token_ids or len(tokens) >= request.length_limit:
+                    reason = _end_reason(request, token)
+                    if reason is not None:
+                        update.ended[row] = reason
+                        update.new_tokens[row] = sampled[: len(tokens) - end]
+                        break
+            if end >= request.cache_edge:
                 self.memory.register_full_blocks(request)
-            new_tokens.append(sampled)
-        self.counters.output_tokens += sum(map(len, new_tokens))
+        self.counters.output_tokens += sum(map(len, update.new_tokens))
         return update
 
     @staticmethod
-    def _append(request: Request, sampled: list[int], ended: dict[int, FinishReason], row: int) -> list[int]:
-        """Append the sampled tokens up to the one that ends the request; return those."""
-        tokens = request.token_ids
-        for position, token in enumerate(sampled, start=1):
-            tokens.append(token)
-            length = len(tokens)
-            if token in request.stop_token_ids and length >= request.min_length:
-                ended[row] = FinishReason.STOP
-                return sampled[:position]
-            if length >= request.length_limit:
-                ended[row] = FinishReason.LENGTH
-                return sampled[:position]
-        return sampled
+    def _dropped_rows(output: SchedulerOutput, result: ModelRunnerOutput, update: StepUpdate) -> set[int]:
+        """Rows that give nothing: stale ones, and those in error, which end their request."""
+        dropped = {
+            row
+            for row, (request, epoch) in enumerate(zip(output.requests, output.epochs, strict=True))
+            if request.epoch != epoch
+        }
+        for row in result.errors.keys() - dropped:
+            update.ended[row] = FinishReason.ERROR
+            dropped.add(row)
+        for row in dropped:
+            update.new_tokens[row] = []
+        return dropped
 
     def _count_prefill(self, request: Request, start: int, end: int) -> None:
         """Tell the prompt tokens computed for the first time from those computed again."""
