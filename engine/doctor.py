@@ -203,7 +203,7 @@ def _model_cache(findings: Findings) -> None:
 
 
 def _display(findings: Findings) -> None:
-    libraries = _ask(environment.missing_libraries, [])
+    libraries: list[str] = _ask(environment.missing_libraries, [])
     if libraries:
         findings.miss(
             f"{', '.join(libraries)}, without which Qt opens no window", environment.install_command(libraries)

@@ -124,11 +124,11 @@ def library_loads(library: str) -> bool:
     return True
 
 
-def missing_libraries(candidates: Sequence[str] = QT_LIBRARIES) -> list[str]:
+def missing_libraries() -> list[str]:
     """Those system libraries of Qt's that this machine lacks (Linux; elsewhere Qt brings everything)."""
     if not sys.platform.startswith("linux"):
         return []
-    return [library for library in candidates if not library_loads(library)]
+    return [library for library in QT_LIBRARIES if not library_loads(library)]
 
 
 def missing_library_of(error: BaseException | str) -> str | None:

@@ -160,16 +160,20 @@ class EngineLoop:
         if command.messages is not None and params.max_tokens is None:
             limit = max(DEFAULT_CHAT_MAX_TOKENS, params.min_tokens)
             params = dataclasses.replace(params, max_tokens=limit)
-        self.core.add_request(
-            request_id,
-            prompt_token_ids,
-            params,
-            priority=command.priority,
-            user=command.user,
-            arrival_time=command.arrival_time,
-            ends_after=command.ends_after,
-            stream_text=command.stream_text,
-        )
+        try:
+            self.core.add_request(
+                request_id,
+                prompt_token_ids,
+                params,
+                priority=command.priority,
+                user=command.user,
+                arrival_time=command.arrival_time,
+                ends_after=command.ends_after,
+                stream_text=command.stream_text,
+            )
+        except ValueError as error:
+            # An id that is in use. Whatever is answered under it would end the request that has it.
+            print(f"a request is ignored: {error}", file=sys.stderr, flush=True)
 
     def _prompt_of(self, command: AddRequest) -> list[int]:
         given = [
