@@ -268,6 +268,15 @@ class Conversations:
 
     # What the engine does --------------------------------------------------------------------------------------------
 
+    def queued(self) -> list[tuple[Conversation, Message]]:
+        """Answers that wait for a model, the longest waiting first."""
+        waiting = [
+            (conversation, conversation.open_answer)
+            for conversation in self
+            if conversation.open_answer is not None and conversation.open_answer.status is MessageStatus.QUEUED
+        ]
+        return sorted(waiting, key=lambda pair: pair[1].created)
+
     def handed_over(self, conversation: Conversation, answer: Message, request_id: int, sent: float) -> None:
         """The engine has the request for this queued answer since ``sent``, on the shared clock."""
         answer.request_id = request_id
@@ -292,14 +301,11 @@ class Conversations:
             self._close(answer, _STATUS_OF_FINISH.get(output.finish_reason, MessageStatus.COMPLETE))
         return found
 
-    def fail(self, answer: Message, sentence: str) -> None:
-        """An open answer that cannot come."""
-        answer.error = sentence
-        self._close(answer, MessageStatus.ERROR)
-
-    def engine_died(self, sentence: str) -> list[tuple[Conversation, Message]]:
-        """Marks every answer under way; their text stays. Queued ones go on waiting for a model."""
+    def engine_gone(self, sentence: str, *, queued: bool) -> list[tuple[Conversation, Message]]:
+        """Marks every answer under way, with ``queued`` those too that wait for a model; their text stays."""
         lost = list(self._by_request.values())
+        if queued:
+            lost += [(conversation, answer) for conversation, answer in self.queued()]
         for _, answer in lost:
             answer.error = sentence
             self._close(answer, MessageStatus.INCOMPLETE)

@@ -180,9 +180,18 @@ class ChatStore:
 
     # Writing ---------------------------------------------------------------------------------------------------------
 
-    def save(self, conversations: Iterable[Conversation], messages: Iterable[SavedMessage] = ()) -> None:
-        """Writes all of it or, with :class:`StoreError`, nothing. Damaged rows are left as they are."""
+    def save(
+        self,
+        conversations: Iterable[Conversation],
+        messages: Iterable[SavedMessage] = (),
+        deleted_messages: Iterable[str] = (),
+    ) -> None:
+        """Writes all of it or, with :class:`StoreError`, nothing. Damaged rows are left as they are.
+
+        ``deleted_messages`` are ids.
+        """
         with self._transaction():
+            self._connection.executemany("DELETE FROM messages WHERE id = ?", [(each,) for each in deleted_messages])
             for conversation in conversations:
                 if not conversation.damage:
                     self._connection.execute(schema.SAVE_CONVERSATION, schema.conversation_values(conversation))
@@ -190,10 +199,6 @@ class ChatStore:
                 if not saved.message.damage:
                     values = schema.message_values(saved.conversation.id, saved.turn, saved.message)
                     self._connection.execute(schema.SAVE_MESSAGE, values)
-
-    def delete_messages(self, ids: Iterable[str]) -> None:
-        with self._transaction():
-            self._connection.executemany("DELETE FROM messages WHERE id = ?", [(each,) for each in ids])
 
     def set_deleted(self, conversation_id: str, deleted: bool) -> None:
         """Takes a conversation out of the list, or back in. It leaves the file when :meth:`purge` is called."""

@@ -1,0 +1,112 @@
+"""The text of an answer on the screen, while it grows and afterwards.
+
+Pieces of Markdown that are finished gather in panes; a pane that holds ``PANE_CHARACTERS`` is left alone from then on
+and the next one begins below it. So what an update lays out again is bounded, however long the answer is.
+"""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QUrl, Signal
+from PySide6.QtGui import QColor, QGuiApplication, QTextCharFormat, QTextCursor
+from PySide6.QtWidgets import QVBoxLayout, QWidget
+
+from app.chat.blocks import BLOCK_LIMIT
+from app.chat.markdown import MarkdownColors, MarkdownStream, RenderedPiece, style_sheet
+from app.chat.text_pane import TextPane
+
+PANE_CHARACTERS = 3_000
+UPDATE_LIMIT = PANE_CHARACTERS + 2 * BLOCK_LIMIT
+"""Most characters of source that one update lays out again, besides what is new in it."""
+CARET = "▍"
+
+
+class AnswerText(QWidget):
+    copied = Signal(str)
+    """Code that was put on the clipboard."""
+    link_clicked = Signal(QUrl)
+
+    def __init__(self, colors: MarkdownColors, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._colors = colors
+        self._stream = MarkdownStream(colors)
+        self._text = ""
+        self._panes: list[TextPane] = []
+        self._begins: list[int] = []
+        """Number of the first piece of each pane."""
+        self._column = QVBoxLayout(self)
+        self._column.setContentsMargins(0, 0, 0, 0)
+        self._column.setSpacing(0)
+        self.laid_out_characters = 0
+        """Source that the last update laid out."""
+
+    @property
+    def html(self) -> str:
+        return self._stream.html
+
+    @property
+    def panes(self) -> list[TextPane]:
+        return list(self._panes)
+
+    def set_text(self, text: str, *, growing: bool) -> None:
+        """Shows ``text``, which begins with what was shown before; ``growing`` adds the caret."""
+        self._text = text
+        self._stream.update(text)
+        self.laid_out_characters = 0
+        pieces = self._stream.pieces
+        finished = len(self._stream.finished)
+        if not self._panes and pieces:
+            self._add_pane(0)
+        while self._panes:
+            begin = self._begins[-1]
+            end = self._end_of_pane(pieces, begin, finished)
+            self._lay_out(self._panes[-1], pieces[begin:end])
+            if end == len(pieces):
+                break
+            self._add_pane(end)
+        if growing and self._panes:
+            self._add_caret()
+
+    def set_colors(self, colors: MarkdownColors) -> None:
+        self._colors = colors
+        self._stream = MarkdownStream(colors)
+        for pane in self._panes:
+            self._column.removeWidget(pane)
+            pane.deleteLater()
+        self._panes, self._begins = [], []
+        self.set_text(self._text, growing=False)
+
+    @staticmethod
+    def _end_of_pane(pieces: list[RenderedPiece], begin: int, finished: int) -> int:
+        size = 0
+        for number in range(begin, finished):
+            size += len(pieces[number].piece.source)
+            if size >= PANE_CHARACTERS and number + 1 < len(pieces):
+                return number + 1
+        return len(pieces)
+
+    def _lay_out(self, pane: TextPane, pieces: list[RenderedPiece]) -> None:
+        self.laid_out_characters += sum(len(piece.piece.source) for piece in pieces)
+        pane.set_html("".join(piece.html for piece in pieces))
+
+    def _add_pane(self, begin: int) -> None:
+        pane = TextPane(self)
+        pane.setAccessibleName("Answer")
+        pane.document().setDefaultStyleSheet(style_sheet(self._colors))
+        pane.copy_clicked.connect(self._copy)
+        pane.link_clicked.connect(self.link_clicked)
+        self._column.addWidget(pane)
+        self._panes.append(pane)
+        self._begins.append(begin)
+
+    def _add_caret(self) -> None:
+        cursor = QTextCursor(self._panes[-1].document())
+        cursor.movePosition(QTextCursor.MoveOperation.End)
+        look = QTextCharFormat()
+        look.setForeground(QColor(self._colors.accent))
+        cursor.insertText(CARET, look)
+
+    def _copy(self, address: str) -> None:
+        piece, _, block = address.partition(".")
+        code = self._stream.code(int(piece), int(block))
+        QGuiApplication.clipboard().setText(code)
+        self.copied.emit(code)

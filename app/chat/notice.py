@@ -1,0 +1,83 @@
+"""A line that says something and, where there is something to do about it, has a button for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import QTimer
+from PySide6.QtGui import QPainter, QPaintEvent
+from PySide6.QtWidgets import QHBoxLayout, QPushButton, QWidget
+
+from app.theme import SPACING, Theme
+from app.widgets import label, paint_surface, set_role
+
+
+class NoticeBar(QWidget):
+    """Hidden until there is something to say."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self._action: Callable[[], None] | None = None
+        self._expired: Callable[[], None] | None = None
+        self._text = label()
+        self._text.setWordWrap(True)
+        self.button = QPushButton(self)
+        self.button.clicked.connect(self._act)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(12, 6, 6, 6)
+        row.setSpacing(SPACING)
+        row.addWidget(self._text, 1)
+        row.addWidget(self.button)
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.timeout.connect(self.expire)
+        self.hide()
+
+    @property
+    def text(self) -> str:
+        return self._text.text() if not self.isHidden() else ""
+
+    def say(
+        self,
+        text: str,
+        *,
+        is_error: bool = False,
+        action: tuple[str, Callable[[], None]] | None = None,
+        seconds: float | None = None,
+        expired: Callable[[], None] | None = None,
+    ) -> None:
+        """Shows ``text``, with a button for ``action``, until said otherwise or for ``seconds``.
+
+        ``expired`` is called when it goes without the action having been taken: after its time, or for another notice.
+        """
+        self.expire()
+        self._text.setText(text)
+        set_role(self._text, "error" if is_error else "")
+        self._action = action[1] if action else None
+        self._expired = expired
+        self.button.setVisible(action is not None)
+        if action is not None:
+            self.button.setText(action[0])
+            self.button.setAccessibleName(action[0])
+        self.show()
+        if seconds is not None:
+            self._timer.start(round(seconds * 1000))
+
+    def expire(self) -> None:
+        """Takes the notice away."""
+        self._timer.stop()
+        expired, self._expired, self._action = self._expired, None, None
+        self.hide()
+        if expired is not None:
+            expired()
+
+    def _act(self) -> None:
+        action, self._expired = self._action, None
+        self.expire()
+        if action is not None:
+            action()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        paint_surface(painter, self.rect().toRectF(), self._theme.raised, self._theme.line, 6)
