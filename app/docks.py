@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from PySide6.QtCore import QPoint, QRectF, Qt
@@ -28,7 +29,7 @@ ArrangementName = Literal["chat", "monitor", "lab"]
 
 
 class Dock(QDockWidget):
-    """A dock that draws a card; the card's title line is its handle. Double-click floats it, a right click offers more."""
+    """A dock that draws a card; the card's title line is its handle. A right click on it offers more."""
 
     def __init__(self, name: str, title: str, content: QWidget, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(title, parent)
@@ -126,10 +127,10 @@ def arrange(window: QMainWindow, docks: dict[str, QDockWidget], arrangement: Arr
         window.removeDockWidget(dock)
     firsts = [docks[column.groups[0].docks[0]] for column in arrangement.columns]
     window.addDockWidget(Qt.DockWidgetArea.TopDockWidgetArea, firsts[0])
-    for before, dock in zip(firsts, firsts[1:], strict=False):
+    for before, dock in pairwise(firsts):
         window.splitDockWidget(before, dock, Qt.Orientation.Horizontal)
     for column in arrangement.columns:
-        for above, group in zip(column.groups, column.groups[1:], strict=False):
+        for above, group in pairwise(column.groups):
             window.splitDockWidget(docks[above.docks[0]], docks[group.docks[0]], Qt.Orientation.Vertical)
         for group in column.groups:
             _stack(window, [docks[name] for name in group.docks])

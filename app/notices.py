@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QHBoxLayout, QPlainTextEdit, QProgressBar, QPushBu
 from app.theme import PADDING, SPACING, Theme, mix
 from app.widgets import button, label, paint_surface
 from engine.client import EngineDied
-from engine.messages import Loading, LoadFailed
+from engine.messages import LoadFailed, Loading
 
 _HEADINGS = {
     "offline": "No model is here yet, and none could be fetched",
