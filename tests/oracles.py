@@ -3,25 +3,40 @@
 Nothing here needs torch: :class:`KVCheckingRunner` keeps, per slot of a make-believe KV memory, which token of which
 position was written there, gathers each request's whole context through its block table, and asserts that it is exactly
 the request's tokens. Scheduling, prefix hits, preemption and copies are thus proven in microseconds a step.
+
+The oracles, each usable with any runner and model:
+
+1. block accounting       ``EngineProbe.step`` (invariants after every step), :func:`assert_pool_whole` when idle
+2. cold equivalence       :func:`assert_cold` against a fresh engine, :data:`EDGE_LENGTHS`
+3. progress               ``EngineProbe.step``: whoever waits, something moves within a bounded number of steps
+4. blast radius           :func:`assert_blast_radius`
+5. stream law             :func:`assert_stream_law`
+6. abort in every state   :data:`ABORT_STATES` and :func:`abort_in_state`
+
+``EngineProbe.step`` also holds that the fold of the records is the engine's own keyframe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 
 from engine.config import SchedulerConfig
 from engine.core import EngineCore, StepResult
-from engine.events import Keyframe, StepRecord
-from engine.messages import Output
-from engine.request import Request, SamplingParams
+from engine.events import Admitted, AnyEvent, Finished, Keyframe, Preempted, Rejected, RowKind, StepRecord
+from engine.messages import Output, TokenLogprob
+from engine.request import FinishReason, RequestStatus, SamplingParams
 from engine.run_state import RunState
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
 
 VOCAB_SIZE = 1_000
+EDGE_LENGTHS = (1, 15, 16, 17, 31, 32, 33, 47, 48, 49)
+"""Prompt lengths on both sides of the edges of blocks of 16."""
+ABORT_STATES = ("waiting", "prefill", "decode", "preempted", "executing", "finishing", "finished", "twice")
 
 
 def next_token(context: Sequence[int], vocab_size: int = VOCAB_SIZE) -> int:
@@ -50,11 +65,11 @@ class KVCheckingRunner:
         """Request id → why its next row fails; a test's way to poison one request."""
         self.during: Callable[[SchedulerOutput], None] | None = None
         """Called in the middle of an execution; a test's way to abort just then."""
-        self.plans: list[SchedulerOutput] = []
-        """The last plan: kept short so that long traces need no memory."""
+        self.plan: SchedulerOutput | None = None
+        """The last one."""
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        self.plans = [output]
+        self.plan = output
         for source, destination in output.block_copies:
             for offset in range(self.block_size):
                 entry = self.memory.get(source * self.block_size + offset)
@@ -92,3 +107,251 @@ class KVCheckingRunner:
 
     def _slot(self, table: list[int], position: int) -> int:
         return table[position // self.block_size] * self.block_size + position % self.block_size
+
+
+def make_core(
+    *,
+    num_blocks: int = 64,
+    block_size: int = 16,
+    prefix_cache: bool = True,
+    max_model_len: int = 4_096,
+    token_budget: int = 64,
+    runner: Any = None,
+    clock: Callable[[], float] | None = None,
+    codec: Any = None,
+    eos_token_ids: frozenset[int] = frozenset(),
+    vocab_size: int = VOCAB_SIZE,
+    **scheduler: Any,
+) -> EngineCore:
+    """A core on a :class:`KVCheckingRunner`; keyword arguments beyond its own go to :class:`SchedulerConfig`."""
+    return EngineCore(
+        KVCheckingRunner(block_size, vocab_size) if runner is None else runner,
+        scheduler=SchedulerConfig(**scheduler),
+        num_blocks=num_blocks,
+        block_size=block_size,
+        prefix_cache=prefix_cache,
+        max_model_len=max_model_len,
+        vocab_size=vocab_size,
+        token_budget=token_budget,
+        eos_token_ids=eos_token_ids,
+        codec=codec,
+        **({} if clock is None else {"clock": clock}),
+    )
+
+
+def by_id(keyframe: Keyframe) -> Keyframe:
+    """The same state with the requests in order of id, as a fold gives it."""
+    return msgspec.structs.replace(keyframe, requests=sorted(keyframe.requests, key=lambda r: r.request_id))
+
+
+@dataclass
+class Answer:
+    """All that a client got of one request."""
+
+    token_ids: list[int] = field(default_factory=list)
+    deltas: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    last: Output | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.deltas)
+
+    @property
+    def finish_reason(self) -> str | None:
+        return None if self.last is None else self.last.finish_reason
+
+
+class EngineProbe:
+    """Drives a core and holds oracles 1 and 3 and the fold at every step."""
+
+    def __init__(self, core: EngineCore, *, max_quiet_steps: int = 1_000) -> None:
+        self.core = core
+        self.answers: dict[int, Answer] = {}
+        self.events: list[AnyEvent] = []
+        self.records: list[StepRecord] = []
+        self.state = RunState()
+        self.state.restore(core.keyframe())
+        self._next_id = 1
+        self._max_quiet_steps = max_quiet_steps
+        self._quiet_steps = 0
+        self._stalled = False
+
+    def add(self, prompt: Sequence[int], params: SamplingParams | None = None, **options: Any) -> int:
+        """Add a request (4 greedy tokens by default) and return its id."""
+        request_id = self._next_id
+        self._next_id += 1
+        self.answers[request_id] = Answer()
+        self.core.add_request(request_id, list(prompt), params or SamplingParams(max_tokens=4), **options)
+        return request_id
+
+    def step(self) -> StepResult:
+        result = self.core.step()
+        for output in result.outputs:
+            self._take(output)
+        self.core.check_invariants()
+        if result.record is not None:
+            self._fold(result.record)
+            self._watch_progress(result.record)
+        return result
+
+    def run(self, max_steps: int = 100_000) -> None:
+        """Step until nothing is left, and hold oracle 1 at idle."""
+        for _ in range(max_steps):
+            if not self.core.has_work:
+                assert_pool_whole(self.core)
+                return
+            self.step()
+        raise AssertionError(f"not idle after {max_steps} steps")
+
+    def of(self, kind: type) -> list[Any]:
+        """All events of one type so far."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def row(self, request_id: int) -> Any:
+        """What the last keyframe says of a request."""
+        return next(r for r in self.core.keyframe().requests if r.request_id == request_id)
+
+    def _take(self, output: Output) -> None:
+        answer = self.answers.setdefault(output.request_id, Answer())
+        assert answer.last is None, f"request {output.request_id} goes on after its last output"
+        answer.token_ids += output.token_ids
+        answer.deltas.append(output.text)
+        answer.logprobs += output.logprobs
+        if output.finish_reason is not None:
+            answer.last = output
+
+    def _fold(self, record: StepRecord) -> None:
+        self.records.append(record)
+        self.events += record.events
+        self.state.apply(record)
+        keyframe = self.core.keyframe()
+        assert by_id(keyframe) == self.state.keyframe(), "the fold of the records is not the engine's state"
+        assert record.num_running == self.state.num_running and record.num_waiting == self.state.num_waiting
+        referenced = self.state.referenced_blocks
+        assert record.free_blocks + record.cached_blocks + referenced == keyframe.num_blocks
+
+    def _watch_progress(self, record: StepRecord) -> None:
+        stalled = record.num_running == 0 and record.num_waiting > 0
+        assert not (stalled and self._stalled), "two steps with nobody running and somebody waiting"
+        self._stalled = stalled
+        moved = any(isinstance(event, Admitted | Finished | Rejected) for event in record.events)
+        self._quiet_steps = 0 if moved or not record.num_waiting else self._quiet_steps + 1
+        assert self._quiet_steps <= self._max_quiet_steps, f"nobody joined or left for {self._quiet_steps} steps"
+
+
+def assert_pool_whole(core: EngineCore) -> None:
+    """Oracle 1 at idle: every block is free or cached, nobody holds one."""
+    core.check_invariants()
+    keyframe = core.keyframe()
+    assert keyframe.requests == [] and keyframe.deferred is None
+    state = RunState()
+    state.restore(keyframe)
+    assert state.referenced_blocks == 0
+
+
+def assert_cold(
+    make: Callable[[], EngineCore], prompt: Sequence[int], params: SamplingParams, got: Sequence[int]
+) -> None:
+    """Oracle 2: ``got`` is what a fresh engine answers with nothing else to do. Greedy or seeded parameters only."""
+    probe = EngineProbe(make())
+    cold = probe.add(prompt, params)
+    probe.run()
+    assert list(got) == probe.answers[cold].token_ids
+
+
+def assert_blast_radius(
+    make: Callable[[], EngineCore],
+    good: Sequence[tuple[Sequence[int], SamplingParams]],
+    bad: Callable[[EngineProbe], int],
+) -> Answer:
+    """Oracle 4: one bad request beside good ones fails alone, and the next is served. ``bad`` adds it, returns its id."""
+    calm = EngineProbe(make())
+    expected = [calm.add(prompt, params) for prompt, params in good]
+    calm.run()
+    probe = EngineProbe(make())
+    neighbours = [probe.add(prompt, params) for prompt, params in good]
+    probe.step()
+    failing = bad(probe)
+    probe.run()
+    for mine, theirs in zip(neighbours, expected, strict=True):
+        assert probe.answers[mine].token_ids == calm.answers[theirs].token_ids
+        assert probe.answers[mine].finish_reason == calm.answers[theirs].finish_reason
+    prompt, params = good[0]
+    later = probe.add(prompt, params)
+    probe.run()
+    assert probe.answers[later].token_ids == calm.answers[expected[0]].token_ids
+    assert probe.answers[failing].finish_reason == FinishReason.ERROR
+    assert probe.answers[failing].last is not None and probe.answers[failing].last.error
+    return probe.answers[failing]
+
+
+def assert_stream_law(answer: Answer, final_text: str, num_output_tokens: int, *, logprobs: bool = False) -> None:
+    """Oracle 5: the deltas joined are the final text, ids and log-probabilities as many as usage says."""
+    assert answer.text == final_text
+    assert len(answer.token_ids) == num_output_tokens
+    if logprobs:
+        assert [entry.token_id for entry in answer.logprobs] == answer.token_ids
+
+
+def abort_in_state(probe: EngineProbe, state: str) -> int:
+    """Oracle 6: bring a request of a fresh core to ``state``, abort it there, and run what is left; returns its id.
+
+    The core is one of :func:`make_core` with its defaults and ``max_num_seqs=2, order="priority"``.
+    """
+    core, long = probe.core, SamplingParams(max_tokens=40)
+    runner = core._runner
+    assert isinstance(runner, KVCheckingRunner)
+    if state in ("waiting", "preempted"):
+        others = [probe.add([1, 2, 3 + i], long, priority=5, arrival_time=float(i)) for i in range(2)]
+        probe.step()
+        victim = others[1] if state == "preempted" else probe.add([4] * 20, long, priority=5)
+        if state == "preempted":
+            probe.add([5] * 20, long, priority=0)
+        probe.step()
+        wanted = RequestStatus.PREEMPTED if state == "preempted" else RequestStatus.WAITING
+        assert probe.row(victim).status == wanted
+    else:
+        victim = probe.add(range(200), SamplingParams(max_tokens=2 if state == "finishing" else 40))
+        probe.add([9] * 5, long)
+        probe.step()
+        assert 0 < probe.row(victim).num_computed < 200
+        while state != "prefill" and probe.row(victim).output_tokens == 0:
+            probe.step()
+    if state in ("executing", "finishing"):
+        runner.during = lambda plan: core.abort(victim)
+        probe.step()
+        runner.during = None
+    elif state == "finished":
+        probe.run()
+    core.abort(victim)
+    if state == "twice":
+        core.abort(victim)
+    probe.run()
+    core.abort(victim)
+    assert not core.has_work
+    return victim
+
+
+def kinds_of(records: Sequence[StepRecord], request_id: int) -> list[tuple[RowKind, int]]:
+    """(kind, tokens) of a request's rows over all steps."""
+    return [
+        (RowKind(record.kinds[row]), record.num_tokens[row])
+        for record in records
+        for row, other in enumerate(record.request_ids)
+        if other == request_id
+    ]
+
+
+def prefilled_tokens(records: Sequence[StepRecord]) -> int:
+    """Tokens computed by rows that are no decodes."""
+    return sum(
+        tokens
+        for record in records
+        for kind, tokens in zip(record.kinds, record.num_tokens, strict=True)
+        if kind != RowKind.DECODE
+    )
+
+
+def preemptions_of(probe: EngineProbe, request_id: int) -> list[Preempted]:
+    return [event for event in probe.of(Preempted) if event.request_id == request_id]

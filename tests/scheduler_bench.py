@@ -2,8 +2,8 @@
 
 A runner that computes nothing answers at once and its time is taken off, so a figure is one whole ``EngineCore.step``
 without execution: inbox, plan, validation, update, outputs, events and record. All running requests decode, prefix
-cache on; block edges, where a request takes a block and registers another, are spread over the steps. Times are CPU time
-of this thread; where the machine is busy with other things, p10 is nearest to what the work itself takes.
+cache on; block edges, where a request takes a block and registers another, are spread over the steps. Times are CPU
+time of this thread; where the machine is busy with other things, p10 is nearest to what the work itself takes.
 """
 
 from __future__ import annotations
@@ -111,9 +111,8 @@ def main() -> None:
         return
     for row in rows:
         where = f"{row['running']:>4} running {row['waiting']:>7,} waiting" if "running" in row else ""
-        print(
-            f"{row['case']:<26}{where:<30} mean {row['mean_us']:>8} µs   p10 {row['p10_us']:>8}   p50 {row['p50_us']:>8}   p99 {row['p99_us']:>8}"
-        )
+        figures = "   ".join(f"{name} {row[f'{name}_us']:>8}" for name in ("mean", "p10", "p50", "p99"))
+        print(f"{row['case']:<26}{where:<30} {figures}  µs")
 
 
 if __name__ == "__main__":
