@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import json
 import math
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -24,6 +23,7 @@ from engine.config import STARTER_MODEL
 from engine.models.architecture import expected_tensors, spec_from_config
 from engine.models.digest import weights_digest
 from engine.models.errors import ModelLoadError
+from engine.models.hub import find_in_hub_cache, is_repository
 from engine.models.shards import Shard, find_shards
 from engine.models.starter import ensure_starter
 from kernels.spec import DecoderSpec
@@ -52,25 +52,9 @@ def resolve_model(model: str, progress: Progress) -> Path:
         raise ModelLoadError(
             f"{folder} is a file; give the folder that holds config.json and the safetensors weights.", "unsupported"
         )
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", model) and not model.startswith("."):
-        return _in_hub_cache(model)
+    if is_repository(model):
+        return find_in_hub_cache(model)
     raise ModelLoadError(f"There is no folder {folder}. Give a folder, org/name, or {STARTER_MODEL!r}.", "other")
-
-
-def _in_hub_cache(repository: str) -> Path:
-    # The library reads its variables when it is imported.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    found = try_to_load_from_cache(repository, "config.json")
-    if isinstance(found, str):
-        return Path(found).parent
-    raise ModelLoadError(
-        f"{repository} is neither a folder nor in the Hugging Face cache ({HF_HUB_CACHE}). "
-        f"Fetch it with 'hf download {repository}', or give a folder.",
-        "offline",
-    )
 
 
 class Checkpoint:

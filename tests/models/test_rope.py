@@ -94,7 +94,7 @@ def test_dynamic_is_default_as_far_as_the_checkpoint_goes() -> None:
     [
         ({"max_position_embeddings": 4096}, 4096),
         ({"max_position_embeddings": 131_072, "rope_scaling": LLAMA3}, 131_072),
-        # What YaRN was made for is the original length times the factor, even where the other number was left as it was.
+        # What YaRN was made for is the original length times the factor, even where the other number stayed.
         ({"max_position_embeddings": 32_768, "rope_scaling": {"type": "yarn", "factor": 4.0}}, 131_072),
         (
             {
