@@ -1,0 +1,188 @@
+"""The command line: ``batchscope`` opens the window, its commands do the rest.
+
+Commands that need torch run in an interpreter of their own and take over this process, arguments untouched: neither
+this module nor the window ever imports it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from engine.config import DEVICES, DTYPES, STARTER_MODEL, CacheConfig, ConfigError, EngineConfig
+from engine.environment import (
+    DisplayState,
+    display_state,
+    install_command,
+    missing_libraries,
+    missing_library_of,
+    module_command,
+    module_environment,
+    version,
+)
+
+DONE, FAILED, WRONG_USAGE = 0, 1, 2
+
+MODULES = {
+    "bench": ("engine.bench", "run a workload without a window and print its latencies and throughput"),
+    "kernels": ("kernels", "compile every kernel for named GPUs and check it against its reference"),
+    "doctor": ("engine.doctor", "show device, versions and caches, and what is missing with the command that mends it"),
+}
+"""Commands that are modules of their own: the module and what it does. They parse their own arguments."""
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Wrong usage shows all there is, then what was wrong: the reader's eye rests at the end."""
+        self.print_help(sys.stderr)
+        self.exit(WRONG_USAGE, f"\n{self.prog}: {message}\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="batchscope",
+        description="A continuous-batching language-model engine with a window on every scheduling decision. "
+        "Without a command it opens the window.",
+    )
+    parser.add_argument("--version", action="version", version=f"batchscope {version()}")
+    window = parser.add_argument_group("the window's engine")
+    window.add_argument(
+        "--model", default=None, metavar="MODEL", help="'starter', a folder with a checkpoint, or a Hugging Face id"
+    )
+    window.add_argument("--dtype", choices=DTYPES, default="auto", help="type of weights and activations")
+    window.add_argument("--device", choices=DEVICES, default="auto", help="where the model runs")
+    window.add_argument("--threads", type=int, default=None, metavar="N", help="CPU threads; default: physical cores")
+    window.add_argument("--max-model-len", type=int, default=None, metavar="N", help="longest context in tokens")
+    window.add_argument("--kv-blocks", type=int, default=None, metavar="N", help="size of the KV pool in blocks")
+
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=Parser)
+    demo = commands.add_parser(
+        "demo", help="the window drives itself through a scenario, then quits", description=_demo_description()
+    )
+    demo.add_argument("--offscreen", action="store_true", help="render the same window without a display")
+    demo.add_argument("--scenario", default=None, metavar="NAME", help="a built-in scenario")
+    demo.add_argument("--seconds", type=_seconds, default=20.0, metavar="S", help="how long, 1 to 3600 (default 20)")
+    demo.add_argument("--screenshot", type=Path, default=None, metavar="PNG", help="where to save a picture")
+    demo.add_argument("--json", default=None, metavar="FILE", help="where to write the result; '-' is standard output")
+    for name, (_, about) in MODULES.items():
+        commands.add_parser(name, help=about, add_help=False)
+    return parser
+
+
+def _demo_description() -> str:
+    return "The real window loads the starter model, runs a built-in scenario, prints a summary and quits."
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
+    if not 1 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text} is not within 1 to 3600 seconds")
+    return value
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code: 0 done, 1 failed, 2 wrong usage."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments[0] in MODULES:
+        return run_module(MODULES[arguments[0]][0], arguments[1:])
+    parser = build_parser()
+    options, unknown = parser.parse_known_args(arguments)
+    if options.command in MODULES:
+        parser.error(f"{options.command} takes its options after its name")
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    try:
+        if options.command == "demo":
+            return demo(options)
+        return window(options, parser)
+    except ConfigError as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except ImportError as error:
+        return _explain_import_error(error)
+
+
+def run_module(module: str, arguments: Sequence[str]) -> int:
+    """Become another of our modules: same terminal, same signals, its exit code."""
+    command, environment = module_command(module, *arguments), module_environment()
+    if sys.platform == "win32":
+        return subprocess.call(command, env=environment)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(command[0], command, environment)
+
+
+def demo(options: argparse.Namespace) -> int:
+    if not options.offscreen:
+        state = display_state()
+        if state.absent:
+            _say(f"no display ({state.absent}): the demo runs offscreen")
+            options.offscreen = True
+        elif state.broken:
+            return _explain_broken_display(state)
+    from app.demo import run_demo
+
+    return int(run_demo(options) or DONE)
+
+
+def window(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """The window; where there is no display the demo without one instead."""
+    config = engine_config(options)
+    state = display_state()
+    if state.broken:
+        return _explain_broken_display(state)
+    if state.absent:
+        _say(f"no display ({state.absent}): running `batchscope demo --offscreen` instead of opening the window")
+        return demo(parser.parse_args(["demo", "--offscreen"]))
+    from app.start import run_window
+
+    return run_window(config, chosen=options.model is not None)
+
+
+def engine_config(options: argparse.Namespace) -> EngineConfig:
+    """What the window starts its engine with. Raises :class:`ConfigError`."""
+    return EngineConfig(
+        model=STARTER_MODEL if options.model is None else options.model,
+        dtype=options.dtype,
+        device=options.device,
+        threads=options.threads,
+        max_model_len=options.max_model_len,
+        cache=CacheConfig(num_blocks=options.kv_blocks),
+    )
+
+
+def _explain_broken_display(state: DisplayState) -> int:
+    _say(state.broken + (f"\n  to mend it: {state.fix}" if state.fix else ""))
+    _say("  without a display it still runs: batchscope demo --offscreen")
+    return FAILED
+
+
+def _explain_import_error(error: ImportError) -> int:
+    """Qt's own libraries miss one of the system's, or a package is not installed."""
+    library = missing_library_of(error)
+    if library is not None:
+        missing = sorted({library, *missing_libraries()})
+        _say(f"Qt needs {', '.join(missing)}, which this system lacks\n  to mend it: {install_command(missing)}")
+        return FAILED
+    if isinstance(error, ModuleNotFoundError) and error.name and not error.name.startswith(("app", "engine")):
+        _say(f"the package {error.name} is not installed\n  to mend it: {sys.executable} -m pip install batchscope")
+        return FAILED
+    raise error
+
+
+def _say(text: str) -> None:
+    print(text if text.startswith(" ") else f"batchscope: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
