@@ -265,7 +265,7 @@ def assert_blast_radius(
     good: Sequence[tuple[Sequence[int], SamplingParams]],
     bad: Callable[[EngineProbe], int],
 ) -> Answer:
-    """Oracle 4: one bad request beside good ones fails alone, and the next is served. ``bad`` adds it, returns its id."""
+    """Oracle 4: one bad request beside good ones fails alone, and the next is served. ``bad`` adds it: its id."""
     calm = EngineProbe(make())
     expected = [calm.add(prompt, params) for prompt, params in good]
     calm.run()

@@ -48,46 +48,45 @@ def yield_rank(request: Request) -> tuple[int, float, int]:
 
 
 class WaitingQueue:
-    """A heap in which a request that left by another door (an abort) stays as a dead entry until it comes up, or until
-    dead entries outnumber the living."""
+    """A heap in which a request that left stays as a dead entry until it comes up, or until dead entries
+    outnumber the living. An entry lives while its request waits in the epoch in which it was queued."""
 
     def __init__(self, order: QueueOrder) -> None:
         self.order = order
-        self._heap: list[tuple[tuple[Any, ...], Request]] = []
+        self._heap: list[_Entry] = []
         self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
     def push(self, request: Request) -> None:
-        heapq.heappush(self._heap, (self.order.key(request), request))
+        heapq.heappush(self._heap, (self.order.key(request), request.epoch, request))
         self._size += 1
 
     def head(self) -> Request | None:
         heap = self._heap
         while heap:
-            request = heap[0][1]
-            if request.status in _WAITING:
-                return request
+            if _lives(heap[0]):
+                return heap[0][2]
             heapq.heappop(heap)
         return None
 
-    def pop(self) -> Request:
-        """Take the head out; :class:`IndexError` where nobody waits."""
-        head = self.head()
-        if head is None:
-            raise IndexError("nobody waits")
-        heapq.heappop(self._heap)
-        self._size -= 1
-        return head
-
-    def discard(self, request: Request) -> None:
-        """Account for a waiting request whose status has just become finished."""
+    def forget_one(self) -> None:
+        """Account for a request whose status has just changed from waiting: O(1) amortised, wherever it stood."""
         self._size -= 1
         if len(self._heap) > 2 * self._size + 64:
-            self._heap = [entry for entry in self._heap if entry[1].status in _WAITING]
+            self._heap = [entry for entry in self._heap if _lives(entry)]
             heapq.heapify(self._heap)
 
     def in_order(self) -> list[Request]:
         """All that wait, head first: O(n log n), for keyframes and tests."""
-        return [request for _, request in sorted(e for e in self._heap if e[1].status in _WAITING)]
+        return [entry[2] for entry in sorted(entry for entry in self._heap if _lives(entry))]
+
+
+_Entry = tuple[tuple[Any, ...], int, Request]
+"""(key, epoch, request); keys end with the id, so requests are never compared."""
+
+
+def _lives(entry: _Entry) -> bool:
+    _, epoch, request = entry
+    return request.epoch == epoch and request.status in _WAITING

@@ -119,7 +119,7 @@ class Scheduler:
         if status is RequestStatus.RUNNING:
             self.running.remove(request)
         else:
-            self.waiting.discard(request)
+            self.waiting.forget_one()
         self.memory.release(request)
         self._clear_deferred(request)
         self.counters.finished += 1
@@ -128,10 +128,10 @@ class Scheduler:
     def admit(self, request: Request, hits: Sequence[int], num_new_tokens: int) -> bool:
         if not self.memory.admit(request, hits, num_new_tokens):
             return False
-        self.waiting.pop()
-        self.running.append(request)
         resumed = request.status is RequestStatus.PREEMPTED
         request.status = RequestStatus.RUNNING
+        self.waiting.forget_one()
+        self.running.append(request)
         cached = request.num_computed_tokens
         if not resumed:
             request.admitted_time = self._now
