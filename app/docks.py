@@ -22,7 +22,7 @@ from PySide6.QtCore import QPoint, QRectF, Qt
 from PySide6.QtGui import QPainter, QPaintEvent
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QMenu, QWidget
 
-from app.theme import Theme
+from app.theme import RADIUS, Theme
 from app.widgets import Card, paint_surface
 
 ArrangementName = Literal["chat", "monitor", "lab"]
@@ -45,6 +45,10 @@ class Dock(QDockWidget):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
+        inner = self.rect().adjusted(RADIUS, RADIUS, -RADIUS, -RADIUS)
+        if inner.contains(event.rect()):
+            painter.fillRect(event.rect(), self._theme.card)
+            return
         if self.isFloating():
             painter.fillRect(self.rect(), self._theme.window)
         paint_surface(painter, QRectF(self.rect()), self._theme.card, self._theme.line)

@@ -73,7 +73,7 @@ class FramePacer:
         self._cost = 0.0
 
     def note_cost(self, seconds: float) -> None:
-        """What a frame took on the GUI thread: folding and painting."""
+        """Processor time of a frame on the GUI thread: where the engine has the cores, the clock says little."""
         self._cost += 0.2 * (seconds - self._cost)
 
     def interval(self, *, busy_on_cpu: bool) -> float:

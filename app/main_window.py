@@ -57,7 +57,7 @@ PANELS: dict[str, type[ScopePanel]] = {
 
 @dataclass(slots=True)
 class FrameStats:
-    """Frames in which a new step was drawn, and what the newest of them took: folding and painting, on the GUI thread."""
+    """Frames in which a new step was drawn, and what the newest took on the GUI thread: folding and painting."""
 
     frames: int = 0
     milliseconds: deque[float] = field(default_factory=lambda: deque(maxlen=FRAMES_KEPT))
@@ -85,7 +85,7 @@ class MainWindow(QMainWindow):
         self._settings = settings
         self._guard = LaunchGuard(state_folder)
         self._step_to_draw = False
-        self._frame_seconds = 0.0
+        self._frame_seconds = self._frame_cpu = 0.0
         self._arranged: ArrangementName | None = None
         self.setWindowTitle("Batchscope")
         self.setMinimumSize(SMALLEST)
@@ -98,6 +98,7 @@ class MainWindow(QMainWindow):
         self._build_top()
         self._connect_engine()
         self._restore_layout()
+        self.chat.composer.setFocus()
 
     # Building ----------------------------------------------------------------------------------------------------
 
@@ -228,24 +229,25 @@ class MainWindow(QMainWindow):
     # Frames ------------------------------------------------------------------------------------------------------
 
     def _stepped(self) -> None:
-        begun = time.perf_counter()
+        begun, begun_cpu = time.perf_counter(), time.thread_time()
         self.top_bar.run_moved()
         for panel in self.panels.values():
             panel.run_moved()
         self._step_to_draw = True
         self._frame_seconds = self.bridge.fold_seconds + time.perf_counter() - begun
+        self._frame_cpu = time.thread_time() - begun_cpu
 
     def event(self, event: QEvent) -> bool:
         """Times the painting of frames; everything in the window is painted inside its update request."""
         if event.type() != QEvent.Type.UpdateRequest or not self._step_to_draw:
             return super().event(event)
-        begun = time.perf_counter()
+        begun, begun_cpu = time.perf_counter(), time.thread_time()
         handled = super().event(event)
         seconds = self._frame_seconds + time.perf_counter() - begun
         self._step_to_draw = False
         self.frame_stats.frames += 1
         self.frame_stats.milliseconds.append(1000 * seconds)
-        self.bridge.pacer.note_cost(seconds)
+        self.bridge.pacer.note_cost(self._frame_cpu + time.thread_time() - begun_cpu)
         return handled
 
     # Layout ------------------------------------------------------------------------------------------------------
@@ -254,6 +256,8 @@ class MainWindow(QMainWindow):
         """One of the arrangements that ship."""
         self._arranged = name
         arrange(self, self.docks, ARRANGEMENTS[name])
+        # Docks that are moved lose the focus; it belongs where one types.
+        (self.chat.composer if name == "chat" else self).setFocus()
 
     def _choose_scheme(self, scheme: Scheme) -> None:
         self.theme.set_scheme(scheme)

@@ -280,7 +280,8 @@ QPushButton:disabled, QToolButton:disabled {{ color: {t.muted}; border-color: {t
 QPushButton[role="primary"] {{ background: {t.accent}; border-color: {t.accent}; color: {t.on_accent};
     font-weight: 600; }}
 QPushButton[role="primary"]:disabled {{ background: {t.raised}; border-color: {t.line}; color: {t.muted}; }}
-QToolButton[role="flat"], QPushButton[role="flat"] {{ background: transparent; border-color: transparent; }}
+QToolButton[role="flat"], QPushButton[role="flat"] {{ background: transparent; border-color: transparent;
+    padding: 3px 8px; }}
 QToolButton[role="flat"]:hover, QPushButton[role="flat"]:hover {{ background: {t.raised}; border-color: {t.line}; }}
 QToolButton[role="flat"]:focus, QPushButton[role="flat"]:focus {{ border-color: {t.accent}; }}
 QToolButton::menu-indicator {{ image: none; }}
@@ -293,8 +294,8 @@ QComboBox::drop-down {{ border: none; width: 20px; }}
 QComboBox QAbstractItemView {{ background: {t.card}; border: 1px solid {t.line}; outline: none; }}
 QAbstractItemView {{ background: transparent; border: none; outline: none; }}
 QAbstractItemView::item:selected {{ background: {t.selection}; color: {t.text}; }}
-QHeaderView, QHeaderView::section {{ background: transparent; border: none; color: {t.muted}; padding: 2px 6px; }}
-QTableView {{ gridline-color: transparent; }}
+QHeaderView, QHeaderView::section {{ background: transparent; border: none; color: {t.muted}; padding: 2px 3px; }}
+QTableView {{ gridline-color: transparent; background: {t.card}; }}
 QScrollArea {{ background: transparent; border: none; }}
 QScrollBar:vertical {{ background: transparent; width: 10px; margin: 0; }}
 QScrollBar:horizontal {{ background: transparent; height: 10px; margin: 0; }}

@@ -86,6 +86,7 @@ def _menu_button(text: str, menu: QMenu, accessible: str) -> QToolButton:
     result.setMenu(menu)
     result.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
     result.setAccessibleName(accessible)
+    result.setFocusPolicy(Qt.FocusPolicy.TabFocus)
     return result
 
 

@@ -20,6 +20,8 @@ from PySide6.QtWidgets import (
 
 from app.theme import PADDING, RADIUS, SPACING, Theme
 
+HEADER_HEIGHT = 34
+"""Title lines of all cards, whatever they hold, so that neighbours align."""
 Pattern = Literal["solid", "hatch", "line", "dashed", "dot", "triangle", "inset", "notch"]
 
 
@@ -60,11 +62,11 @@ class Card(QFrame):
         self._framed = True
         self._title = label(title, "title")
         self.header = QWidget(self)
-        self.header.setMinimumHeight(26)
+        self.header.setMinimumHeight(HEADER_HEIGHT)
         self._trailing = QHBoxLayout()
         self._trailing.setSpacing(SPACING + 4)
         line = QHBoxLayout(self.header)
-        line.setContentsMargins(PADDING[0], PADDING[1], PADDING[2], 0)
+        line.setContentsMargins(PADDING[0], 4, PADDING[2], 0)
         line.setSpacing(SPACING)
         line.addWidget(self._title)
         line.addStretch(1)

@@ -37,6 +37,7 @@ class BlockMapView(QWidget):
         self._image = QImage()
         self._made_for: tuple[int, int, int, float, bool] | None = None
         self.counts = BlockCounts(0, 0, 0, 0)
+        self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
         self.setAccessibleName("KV block map")
 
@@ -93,8 +94,10 @@ class BlockMapView(QWidget):
         return True
 
     def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.fillRect(event.rect(), self._theme.card)
         if self._picture is not None:
-            QPainter(self).drawImage(QPointF(0, 0), self._image)
+            painter.drawImage(QPointF(0, 0), self._image)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

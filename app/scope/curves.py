@@ -17,7 +17,7 @@ from app.selection import Selection
 from app.theme import Theme, request_color
 from app.widgets import Legend, LegendEntry, label
 
-SHORTEST_SECONDS = 10.0
+SHORTEST_SECONDS = 5.0
 """What the time axis shows at least; it grows with the run up to a minute."""
 BIN = 1.0
 """Seconds of gaps that one point of the ITL curves sums up."""
@@ -26,7 +26,7 @@ _DECADES = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 
 def age_axis(plot: Plot, oldest: float) -> None:
     """The time axis: seconds before the end of the last step."""
-    extent = min(WINDOW_SECONDS, max(SHORTEST_SECONDS, math.ceil(oldest / 10.0) * 10.0))
+    extent = min(WINDOW_SECONDS, max(SHORTEST_SECONDS, math.ceil(oldest / 5.0) * 5.0))
     plot.x_range = (-extent, 0.0)
     step = nice_step(extent, max(2, plot.width() // 80))
     plot.x_ticks = [Tick(-i * step, f"−{i * step:g} s" if i else "now") for i in range(int(extent / step) + 1)]

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.scope.panel import ScopePanel, ScopeSource
 from app.scope.reasons import count, ledger_sentence
-from app.scope.tables import ROOT, Index, RequestRole, SwatchDelegate, make_table
+from app.scope.tables import ROOT, Index, Swatches, make_table
 from app.selection import Selection
 from app.theme import Theme
 from app.widgets import label
@@ -17,7 +17,7 @@ from engine.events import Preempted
 from engine.run_state import LedgerEntry
 
 COLUMNS = ("step", "request", "for", "cost", "rule")
-_WIDTHS = (62, 66, 66, 150)
+_WIDTHS = (48, 58, 58, 140)
 _TIPS = (
     "The step in which it happened",
     "Who gave way, or was rejected",
@@ -30,8 +30,9 @@ _TIPS = (
 class LedgerModel(QAbstractTableModel):
     """The newest entry first."""
 
-    def __init__(self, parent: QObject | None = None) -> None:
+    def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
         super().__init__(parent)
+        self._swatches = Swatches(theme)
         self.entries: list[LedgerEntry] = []
 
     def show_entries(self, entries: list[LedgerEntry]) -> bool:
@@ -63,10 +64,10 @@ class LedgerModel(QAbstractTableModel):
             return cell_text(entry, column)
         if role in (Qt.ItemDataRole.ToolTipRole, Qt.ItemDataRole.AccessibleTextRole):
             return f"Step {entry.step:,}: request {entry.event.request_id}. {ledger_sentence(entry)}"
-        if role == RequestRole and column == 1:
-            return entry.event.request_id
-        if role == RequestRole and column == 2 and isinstance(entry.event, Preempted):
-            return entry.event.beneficiary
+        if role == Qt.ItemDataRole.DecorationRole and column == 1:
+            return self._swatches.request(entry.event.request_id)
+        if role == Qt.ItemDataRole.DecorationRole and column == 2 and isinstance(entry.event, Preempted):
+            return self._swatches.request(entry.event.beneficiary)
         return None
 
     def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
@@ -100,14 +101,11 @@ class LedgerPanel(ScopePanel):
     refresh_seconds = 0.2
 
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
-        self.model = LedgerModel()
+        self.model = LedgerModel(theme)
         self.table = make_table("Preemption ledger")
         super().__init__("Preemptions", source, theme, selection, self.table, parent)
         self.model.setParent(self)
         self.table.setModel(self.model)
-        delegate = SwatchDelegate(theme, self)
-        for column in (1, 2):
-            self.table.setItemDelegateForColumn(column, delegate)
         for column, width in enumerate(_WIDTHS):
             self.table.setColumnWidth(column, width)
         self.table.clicked.connect(self._clicked)

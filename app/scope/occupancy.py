@@ -1,28 +1,27 @@
 """Batch occupancy: the tokens of each of the last steps, stacked by kind, against the step's token budget.
 
 Each step is a bar of whole device pixels, as many steps as fit; so no two bars are ever drawn on one pixel and nothing
-aliases. The bars are one small picture of codes made with numpy, and recomputed tokens are hatched as well as coloured.
+aliases. Recomputed tokens are hatched as well as coloured.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from PySide6.QtCore import QEvent, QPointF, QRect, Qt
-from PySide6.QtGui import QImage, QPainter, QPen, QResizeEvent
+from PySide6.QtCore import QEvent, QRect, Qt
+from PySide6.QtGui import QBrush, QPainter, QPen, QResizeEvent
 from PySide6.QtWidgets import QToolTip, QWidget
 
 from app.scope.panel import ScopePanel, ScopeSource
 from app.scope.plot import Plot, Tick, linear_ticks, nice_step, seconds_label
 from app.scope.steps import StepHistory, StepRow
 from app.selection import Selection
-from app.theme import Theme, mix
+from app.theme import Theme
 from app.widgets import Legend, LegendEntry, label
 
 BAR = 3
 """Logical pixels of a bar, the gap of one device pixel included."""
 OFF_SCALE = 0.3
 """Below this share of the budget the bars have a scale of their own, and the budget is named at the top instead."""
-_GROUND, _RECOMPUTE, _HATCH = 0, 3, 4
 
 
 class OccupancyPlot(Plot):
@@ -31,7 +30,7 @@ class OccupancyPlot(Plot):
         self._history = history
         self._shown = 0
         self._budget = 0
-        self._codes = np.zeros((1, 1), dtype=np.uint8)
+        self._boxes: list[list[QRect]] = [[], [], []]
         self.setAccessibleName("Tokens per step, stacked: decode, prefill, recomputed; against the token budget")
 
     def refresh(self) -> None:
@@ -42,7 +41,7 @@ class OccupancyPlot(Plot):
         budgets = history.last("budget", 1)
         self._budget = int(budgets[-1]) if len(budgets) else 0
         self._set_ranges(int((decode + prefill + recompute).max(initial=0)))
-        self._codes = bar_codes(
+        self._boxes = bar_boxes(
             np.stack([decode, prefill, recompute]),
             top=self.y_range[1],
             height=round(self.area.height() * scale),
@@ -56,8 +55,9 @@ class OccupancyPlot(Plot):
 
     def _set_ranges(self, most: int) -> None:
         top = float(max(most, self._budget)) if most >= OFF_SCALE * self._budget else float(most)
-        step = nice_step(max(top, 1.0), 4)
-        self.y_range = (0.0, max(top * 1.08, step))
+        # Room above the highest bar, or the budget's line, for the budget's words.
+        room = self.metrics.height() / max(30.0, self.area.height() - self.metrics.height())
+        self.y_range = (0.0, max(top, 1.0) * (1.02 + room))
         self.y_ticks = linear_ticks(0.0, self.y_range[1], max(2, self.height() // 32))
         self.layout_axes()
         self._shown = max(1, self.area.width() // BAR)
@@ -72,14 +72,17 @@ class OccupancyPlot(Plot):
 
     def paint_data(self, painter: QPainter) -> None:
         theme = self.theme
-        height, width = self._codes.shape
         scale = self.devicePixelRatioF()
-        image = QImage(self._codes.data, width, height, width, QImage.Format.Format_Indexed8)
-        hatch = mix(theme.preempted, theme.card, 0.55)
-        image.setColorTable([0, *(c.rgb() for c in (theme.decode, theme.prefill, theme.preempted, hatch))])
-        image.setDevicePixelRatio(scale)
-        corner = QPointF(self.area.right() + 1 - width / scale, self.area.bottom() + 1 - height / scale)
-        painter.drawImage(corner, image)
+        painter.save()
+        painter.translate(self.area.right() + 1, self.area.bottom() + 1)
+        painter.scale(1 / scale, 1 / scale)
+        painter.setPen(Qt.PenStyle.NoPen)
+        for boxes, color in zip(self._boxes, (theme.decode, theme.prefill, theme.preempted), strict=True):
+            painter.setBrush(color)
+            painter.drawRects(boxes)
+        painter.setBrush(QBrush(theme.card, Qt.BrushStyle.BDiagPattern))
+        painter.drawRects(self._boxes[2])
+        painter.restore()
         if self._budget and self.budget_on_scale:
             painter.setPen(QPen(theme.muted, 1, Qt.PenStyle.DashLine))
             y = round(self.y_pixel(self._budget))
@@ -88,13 +91,11 @@ class OccupancyPlot(Plot):
     def paint_over(self, painter: QPainter) -> None:
         if not self._budget:
             return
-        text = f"token budget {self._budget:,}" + ("" if self.budget_on_scale else ", above this scale")
-        width, height = self.metrics.horizontalAdvance(text), self.metrics.height()
-        top = round(self.y_pixel(self._budget)) + 2 if self.budget_on_scale else self.area.top()
-        box = QRect(self.area.left() + 4, top, width + 8, height)
-        painter.fillRect(box, self.theme.card)
+        on_scale = self.budget_on_scale
+        text = f"token budget {self._budget:,}" + ("" if on_scale else ", above this scale")
+        baseline = round(self.y_pixel(self._budget)) - 3 if on_scale else self.area.top() + self.metrics.ascent() - 2
         painter.setPen(self.theme.muted)
-        painter.drawText(box, Qt.AlignmentFlag.AlignCenter, text)
+        painter.drawText(self.area.left() + 4, baseline, text)
 
     def step_at(self, x: float) -> StepRow | None:
         """The step whose bar is at a logical pixel."""
@@ -110,25 +111,23 @@ class OccupancyPlot(Plot):
         return super().event(event)
 
 
-def bar_codes(stacks: np.ndarray, *, top: float, height: int, bar: int) -> np.ndarray:
-    """The bars as colour indices: tokens [3, steps] -> uint8 [height, steps × bar rounded up to 4].
+def bar_boxes(stacks: np.ndarray, *, top: float, height: int, bar: int) -> list[list[QRect]]:
+    """The bars' boxes in device pixels from the lower right corner, one list per kind: tokens [3, steps].
 
-    0 is nothing, 1 to 3 the kinds from the bottom up, 4 the hatching of the third. A count above 0 is at least a pixel.
+    ``top`` tokens are ``height`` pixels; a count above 0 is at least one. Of the ``bar`` pixels of a bar one is its gap.
     """
     steps = stacks.shape[1]
-    edges = np.cumsum(stacks, axis=0) * (height / top)
-    heights = np.where(stacks > 0, np.maximum(np.rint(edges), 1), np.rint(edges)).astype(np.int64)
-    heights = np.maximum.accumulate(heights, axis=0)
-    level = np.arange(height, 0, -1)[:, None]
-    codes = np.zeros((height, steps), dtype=np.uint8)
-    for kind in (2, 1, 0):
-        codes[level <= heights[kind]] = kind + 1
-    wide = np.repeat(codes, bar, axis=1)
-    wide[:, bar - 1 :: bar] = _GROUND
-    diagonal = (np.arange(height)[:, None] + np.arange(wide.shape[1])[None, :]) % 4 < 2
-    wide[(wide == _RECOMPUTE) & diagonal] = _HATCH
-    # Scan lines of an 8-bit image begin at multiples of four bytes: pad on the left, the bars end at the right.
-    return np.ascontiguousarray(np.pad(wide, ((0, 0), (-wide.shape[1] % 4, 0))))
+    edges = np.rint(np.cumsum(stacks, axis=0) * (height / top)).astype(np.int64)
+    edges = np.where(stacks > 0, np.maximum(edges, 1), edges)
+    edges = np.maximum.accumulate(edges, axis=0)
+    lower = np.vstack([np.zeros(steps, dtype=np.int64), edges[:-1]])
+    left = (np.arange(steps) - steps) * bar
+    boxes = []
+    for kind in range(len(stacks)):
+        seen = np.flatnonzero(edges[kind] > lower[kind])
+        columns = zip(left[seen].tolist(), edges[kind][seen].tolist(), lower[kind][seen].tolist(), strict=True)
+        boxes.append([QRect(x, -high, bar - 1, high - low) for x, high, low in columns])
+    return boxes
 
 
 def step_sentence(row: StepRow) -> str:

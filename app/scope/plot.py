@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from PySide6.QtCore import QPointF, QRect, QSize
+from PySide6.QtCore import QPointF, QRect, QSize, Qt
 from PySide6.QtGui import QFont, QFontMetrics, QPainter, QPaintEvent, QPen, QPolygonF
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
@@ -16,7 +16,6 @@ from app.theme import AXIS_PX, Theme
 
 TICK_GAP = 5
 """Pixels between a tick label and the plot."""
-TOP_MARGIN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +65,16 @@ def seconds_label(seconds: float | None) -> str:
 class Plot(QWidget):
     """Axes and their mapping. Subclasses set the ranges and paint into :attr:`area` in :meth:`paint_data`."""
 
+    top_margin = 4
+    """Pixels above the area: half the height of the topmost label."""
+
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.theme = theme
         self.axis_font = QFont(self.font())
         self.axis_font.setPixelSize(AXIS_PX)
         self.metrics = QFontMetrics(self.axis_font)
+        self._advances: dict[str, int] = {}
         self.x_range = (0.0, 1.0)
         self.y_range = (0.0, 1.0)
         self.log_y = False
@@ -79,6 +82,8 @@ class Plot(QWidget):
         self.y_ticks: list[Tick] = []
         self.area = QRect()
         """Where data is painted, logical pixels."""
+        # It paints all of itself, so that nothing under it is painted again with every step.
+        self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
         theme.changed.connect(self.update)
 
@@ -92,11 +97,20 @@ class Plot(QWidget):
 
     def layout_axes(self) -> None:
         """Fits :attr:`area` between the tick labels; call after changing ticks or size."""
-        widest = max((self.metrics.horizontalAdvance(t.label) for t in self.y_ticks), default=0)
-        left = max(widest, self.metrics.horizontalAdvance("000")) + TICK_GAP + 1
+        widest = max((self.advance(tick.label) for tick in self.y_ticks), default=0)
+        left = max(widest, self.advance("000")) + TICK_GAP + 1
         bottom = self.metrics.height() + 3
-        width, height = self.width() - left - 2, self.height() - TOP_MARGIN - bottom
-        self.area = QRect(left, TOP_MARGIN, max(1, width), max(1, height))
+        width, height = self.width() - left - 2, self.height() - self.top_margin - bottom
+        self.area = QRect(left, self.top_margin, max(1, width), max(1, height))
+
+    def advance(self, text: str) -> int:
+        """Width of a label; the same few are asked for again and again."""
+        width = self._advances.get(text)
+        if width is None:
+            if len(self._advances) > 500:
+                self._advances.clear()
+            width = self._advances[text] = self.metrics.horizontalAdvance(text)
+        return width
 
     def x_pixel(self, value: float) -> float:
         low, high = self.x_range
@@ -116,6 +130,7 @@ class Plot(QWidget):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
+        painter.fillRect(event.rect(), self.theme.card)
         painter.setFont(self.axis_font)
         self.paint_axes(painter)
         painter.save()
@@ -133,11 +148,11 @@ class Plot(QWidget):
         painter.setPen(theme.muted)
         shift = self.metrics.ascent() // 2 - 1
         for tick in self.y_ticks:
-            x = area.left() - TICK_GAP - self.metrics.horizontalAdvance(tick.label)
+            x = area.left() - TICK_GAP - self.advance(tick.label)
             painter.drawText(x, round(self.y_pixel(tick.value)) + shift, tick.label)
         baseline = area.bottom() + 3 + self.metrics.ascent()
         for tick in self.x_ticks:
-            width = self.metrics.horizontalAdvance(tick.label)
+            width = self.advance(tick.label)
             x = round(self.x_pixel(tick.value) - width / 2)
             painter.drawText(min(max(x, area.left()), area.right() - width), baseline, tick.label)
 

@@ -9,13 +9,16 @@ from PySide6.QtWidgets import QAbstractItemView, QLabel, QVBoxLayout, QWidget
 
 from app.scope.panel import ScopePanel, ScopeSource
 from app.scope.reasons import QueueRow, queue_rows
-from app.scope.tables import ROOT, Index, RequestRole, StateRole, SwatchDelegate, make_table
+from app.scope.tables import ROOT, ROW_HEIGHT, Index, Swatches, make_table
 from app.selection import Selection
 from app.theme import SPACING, Theme
 from app.widgets import label
 
 COLUMNS = ("request", "state", "tokens", "blocks", "prio", "user", "why")
-_WIDTHS = (66, 96, 88, 50, 38, 64)
+_WIDTHS = (58, 100, 84, 48, 36, 64)
+_BLOCKS, _PRIORITY, _USER, _WHY = 3, 4, 5, 6
+NARROW = 430
+"""Pixels of the table below which the reasons need the room of the blocks."""
 _TIPS = (
     "Number of the request, in its hue",
     "What the last step did for it",
@@ -31,8 +34,9 @@ _STATE_NAMES = {"stalled": "running"}
 class QueueModel(QAbstractTableModel):
     """Rows keep their place while the requests stay the same; then only cells that differ are announced."""
 
-    def __init__(self, parent: QObject | None = None) -> None:
+    def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
         super().__init__(parent)
+        self._swatches = Swatches(theme)
         self.rows: list[QueueRow] = []
 
     def show_rows(self, rows: list[QueueRow]) -> None:
@@ -72,10 +76,8 @@ class QueueModel(QAbstractTableModel):
             return cell_text(row, column)
         if role == Qt.ItemDataRole.ToolTipRole:
             return row.why
-        if role == RequestRole and column == 0:
-            return row.request_id
-        if role == StateRole and column == 1:
-            return row.phase
+        if role == Qt.ItemDataRole.DecorationRole and column < 2:
+            return self._swatches.request(row.request_id) if column == 0 else self._swatches.state(row.phase)
         if role == Qt.ItemDataRole.AccessibleTextRole:
             return f"{COLUMNS[column]} {cell_text(row, column)}"
         return None
@@ -109,7 +111,7 @@ class QueuePanel(ScopePanel):
     refresh_seconds = 0.2
 
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
-        self.model = QueueModel()
+        self.model = QueueModel(theme)
         self.table = make_table("Queue: requests and why they wait")
         self.sentence = label("", "muted")
         self.sentence.setWordWrap(True)
@@ -118,12 +120,12 @@ class QueuePanel(ScopePanel):
         super().__init__("Queue", source, theme, selection, _column(self.table, self.sentence), parent)
         self.model.setParent(self)
         self.table.setModel(self.model)
-        delegate = SwatchDelegate(theme, self)
-        for column in (0, 1):
-            self.table.setItemDelegateForColumn(column, delegate)
         for column, width in enumerate(_WIDTHS):
             self.table.setColumnWidth(column, width)
+        self.table.setWordWrap(True)
         self.table.selectionModel().currentRowChanged.connect(self._row_chosen)
+        self.table.horizontalHeader().sectionResized.connect(self._fit_rows)
+        self._heights: dict[tuple[int, str], int] = {}
         self._summary = label("", "muted")
         self.add_trailing(self._summary)
         self._following = False
@@ -135,11 +137,37 @@ class QueuePanel(ScopePanel):
         state = self.source.state
         rows = queue_rows(state, self.source.scheduler)
         self.model.show_rows(rows)
-        self.table.setColumnHidden(5, not any(row.user for row in rows))
+        self._fit_columns()
+        self._fit_rows()
         self._follow_selection()
         running = sum(row.phase not in ("waiting", "preempted") for row in rows)
         self._summary.setText(f"{running:,} running · {len(rows) - running:,} waiting")
         self.sentence.setText(self._sentence(rows))
+
+    def _fit_columns(self) -> None:
+        """Columns that say nothing, or too little for the room they take, leave it to the reasons."""
+        rows = self.model.rows
+        self.table.setColumnHidden(_BLOCKS, self.table.width() < NARROW)
+        self.table.setColumnHidden(_PRIORITY, not any(row.priority for row in rows))
+        self.table.setColumnHidden(_USER, not any(row.user for row in rows))
+
+    def _fit_rows(self) -> None:
+        """A waiting request's row is as high as its whole reason needs; a running one's is a line."""
+        header = self.table.verticalHeader()
+        width = self.table.columnWidth(_WHY) - 8
+        if len(self._heights) > 2000:
+            self._heights.clear()
+        for place, row in enumerate(self.model.rows):
+            height = self._height_of(row.why, width) if row.phase in ("waiting", "preempted") else ROW_HEIGHT
+            if header.sectionSize(place) != height:
+                header.resizeSection(place, height)
+
+    def _height_of(self, text: str, width: int) -> int:
+        height = self._heights.get((width, text))
+        if height is None:
+            box = self.table.fontMetrics().boundingRect(0, 0, max(40, width), 10_000, Qt.TextFlag.TextWordWrap, text)
+            height = self._heights[(width, text)] = max(ROW_HEIGHT, box.height() + 6)
+        return height
 
     def _sentence(self, rows: list[QueueRow]) -> str:
         chosen = next((row for row in rows if row.request_id == self.selection.request_id), None)

@@ -1,8 +1,8 @@
 """Throughput and latency of the last minute, as folds over step records. Qt-free.
 
-Throughput: a step's tokens are spread evenly over the time it took, then summed in bins of :data:`BIN_SECONDS`; so a
-bin shows tokens per second whatever the length of the steps. Counts come from the running totals, so records that were
-replaced by a keyframe are counted too.
+Throughput: a step's tokens are spread evenly over the time it took, then summed in bins of :data:`BIN_SECONDS`, each
+with half of its neighbours; so it is tokens per second whatever the length of the steps. Counts come from the running
+totals, so records that were replaced by a keyframe are counted too.
 
 Latency: TTFT is the end of the step that gave a request its first token, less its arrival. ITL is the time between the
 ends of two steps that gave it tokens, divided by the tokens of the second; where records are missing no gap is taken.
@@ -121,9 +121,9 @@ class Throughput:
         # The bins at the two ends are not whole yet: their rate is over the part that has passed.
         widths[0] -= max(0.0, self._first - first * BIN_SECONDS) if first * BIN_SECONDS < self._first else 0.0
         widths[-1] -= (last + 1) * BIN_SECONDS - self._end
-        widths = np.maximum(widths, 0.05)
+        rates = _smooth(sums) / np.maximum(_smooth(widths[:, None]), 1e-3)
         ages = np.minimum((indices + 0.5) * BIN_SECONDS - self._end, 0.0)
-        return RateSeries(ages, sums[:, 0] / widths, sums[:, 1] / widths)
+        return RateSeries(ages, rates[:, 0], rates[:, 1])
 
 
 class Latency:
@@ -191,6 +191,12 @@ class Latency:
         """Of the first tokens of the last minute; where there were none, of those before."""
         fresh = [ttft for time, ttft, _ in self.first_tokens if time >= self.end - WINDOW_SECONDS]
         return percentiles(np.array(fresh if fresh else [ttft for _, ttft, _ in self.first_tokens]))
+
+
+def _smooth(bins: np.ndarray) -> np.ndarray:
+    """Each bin with half of each neighbour [n, columns]: a bin holds few steps, and the bins at the ends are cut."""
+    padded = np.pad(bins, ((1, 1), (0, 0)))
+    return padded[1:-1] + 0.5 * (padded[:-2] + padded[2:])
 
 
 def percentiles(values: np.ndarray) -> Percentiles:

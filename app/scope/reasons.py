@@ -79,14 +79,14 @@ def waiting_order(state: RunState, scheduler: SchedulerConfig) -> list[RequestSt
 def running_sentence(request: RequestState, phases: dict[int, Phase], state: RunState) -> str:
     phase = phases.get(request.request_id)
     if phase == "decode":
-        return f"Decoding: {count(request.output_tokens, 'output token')} of at most {request.max_tokens:,}."
+        return f"{request.output_tokens:,} of at most {count(request.max_tokens, 'output token')}."
     total = request.prompt_tokens + request.output_tokens
     if phase == "recompute":
-        return f"Computing again what a preemption took: {request.num_computed:,} of {count(total, 'token')}."
+        return f"{request.num_computed:,} of {count(total, 'token')} that a preemption took are computed again."
     if phase == "prefill":
         reused = f", {request.cached_tokens:,} of them from the prefix cache" if request.cached_tokens else ""
         done = f"{min(request.num_computed, request.prompt_tokens):,} of {count(request.prompt_tokens, 'prompt token')}"
-        return f"Reading the prompt: {done} computed{reused}."
+        return f"{done}{reused}."
     if state.last_record is None:
         return "Running; its next step is not in yet."
     return f"Running, but the last step's budget of {count(state.token_budget, 'token')} went to others."

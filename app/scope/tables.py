@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QModelIndex, QPersistentModelIndex, QRectF, QSize, Qt
-from PySide6.QtGui import QPainter, QPixmap
+from PySide6.QtGui import QColor, QGuiApplication, QPainter, QPixmap
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QHeaderView,
-    QStyledItemDelegate,
-    QStyleOptionViewItem,
     QTableView,
     QWidget,
 )
@@ -16,10 +14,6 @@ from PySide6.QtWidgets import (
 from app.theme import Theme, request_color
 from app.widgets import Pattern, paint_swatch
 
-RequestRole = Qt.ItemDataRole.UserRole + 1
-"""The id of the request that a cell is about: a dot in its hue is drawn before the text."""
-StateRole = Qt.ItemDataRole.UserRole + 2
-"""A name of :data:`STATE_SWATCHES`: its swatch is drawn before the text."""
 ROW_HEIGHT = 24
 SWATCH = 10
 
@@ -38,33 +32,37 @@ ROOT = QModelIndex()
 """The parent of every row of a flat table."""
 
 
-class SwatchDelegate(QStyledItemDelegate):
-    """Leaves room before the text and draws the dot or the swatch there."""
+class Swatches:
+    """Small pictures for a table's cells, painted once each: a dot in a request's hue, a state's swatch."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
+    KEPT = 2000
+
+    def __init__(self, theme: Theme) -> None:
         self._theme = theme
-        self._room = QPixmap(1, 1)
-        self._room.fill(Qt.GlobalColor.transparent)
+        self._made: dict[int | str, QPixmap] = {}
+        theme.changed.connect(self._made.clear)
 
-    def initStyleOption(self, option: QStyleOptionViewItem, index: Index) -> None:
-        super().initStyleOption(option, index)
-        option.features |= QStyleOptionViewItem.ViewItemFeature.HasDecoration
-        option.icon = self._room
-        option.decorationSize = QSize(SWATCH + 4, SWATCH)
+    def request(self, request_id: int) -> QPixmap:
+        return self._picture(request_id, request_color(request_id, self._theme), "dot")
 
-    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
-        super().paint(painter, option, index)
-        theme = self._theme
-        box = QRectF(option.rect.left() + 4, option.rect.top() + (option.rect.height() - SWATCH) // 2, SWATCH, SWATCH)
-        state = index.data(StateRole)
-        if state is not None:
-            token, pattern = STATE_SWATCHES[state]
-            paint_swatch(painter, box, getattr(theme, token), pattern, theme.card)
-            return
-        request_id = index.data(RequestRole)
-        if request_id is not None:
-            paint_swatch(painter, box, request_color(request_id, theme), "dot", theme.card)
+    def state(self, state: str) -> QPixmap:
+        token, pattern = STATE_SWATCHES[state]
+        return self._picture(state, getattr(self._theme, token), pattern)
+
+    def _picture(self, key: int | str, color: QColor, pattern: Pattern) -> QPixmap:
+        picture = self._made.get(key)
+        if picture is None:
+            if len(self._made) > self.KEPT:
+                self._made.clear()
+            scale = QGuiApplication.primaryScreen().devicePixelRatio()
+            picture = QPixmap(round(SWATCH * scale), round(SWATCH * scale))
+            picture.setDevicePixelRatio(scale)
+            picture.fill(Qt.GlobalColor.transparent)
+            painter = QPainter(picture)
+            paint_swatch(painter, QRectF(0, 0, SWATCH, SWATCH), color, pattern, self._theme.card)
+            painter.end()
+            self._made[key] = picture
+        return picture
 
 
 def make_table(name: str, parent: QWidget | None = None) -> QTableView:
@@ -74,10 +72,12 @@ def make_table(name: str, parent: QWidget | None = None) -> QTableView:
     table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
     table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
     table.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
-    table.setHorizontalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
+    table.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+    table.setVerticalScrollMode(QAbstractItemView.ScrollMode.ScrollPerPixel)
     table.setShowGrid(False)
     table.setTabKeyNavigation(False)
     table.setWordWrap(False)
+    table.setIconSize(QSize(SWATCH, SWATCH))
     table.verticalHeader().hide()
     table.verticalHeader().setDefaultSectionSize(ROW_HEIGHT)
     table.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)

@@ -87,6 +87,7 @@ class TimelineView:
 
 
 class TimelinePlot(Plot):
+    top_margin = 0
     moved = Signal()
     """The window was zoomed or moved by hand."""
 
@@ -200,12 +201,8 @@ class TimelinePlot(Plot):
             painter.setPen(Qt.PenStyle.NoPen)
             painter.setBrush(brush)
             painter.drawRects(boxes[kind])
-        painter.setBrush(theme.preempted)
-        painter.setPen(QPen(theme.preempted, 1))
-        hatched = boxes[SpanKind.RECOMPUTE]
         painter.setBrush(QBrush(theme.card, Qt.BrushStyle.BDiagPattern))
-        painter.setPen(Qt.PenStyle.NoPen)
-        painter.drawRects(hatched)
+        painter.drawRects(boxes[SpanKind.RECOMPUTE])
         for box, color in ends:
             painter.fillRect(box, color)
         for mark in marks:
@@ -331,6 +328,7 @@ def lane_sentence(lane: Lane, time: float) -> str:
 
 
 class TimelinePanel(ScopePanel):
+    refresh_seconds = 0.12
     empty_text = "Each request becomes a lane here: waiting, prefill, decode, and where it was preempted."
 
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:

@@ -1,7 +1,7 @@
 """A scripted engine for window tests: the real core and scheduler in this process, behind the client's interface.
 
-Nothing runs by itself: :meth:`ScriptedClient.step` takes steps, on a clock that only the steps move, so that every record
-is genuine and every test is the same each time.
+Nothing runs by itself: :meth:`ScriptedClient.step` takes steps, on a clock that only the steps move, so that every
+record is genuine and every test is the same each time.
 """
 
 from __future__ import annotations
@@ -32,28 +32,8 @@ from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
 from engine.serving import FrameStream
 from tests.oracles import VOCAB_SIZE, KVCheckingRunner
 
-WORDS = [
-    "Paged",
-    "attention",
-    "keeps",
-    "the",
-    "keys",
-    "and",
-    "values",
-    "of",
-    "a",
-    "request",
-    "in",
-    "blocks",
-    "that",
-    "need",
-    "not",
-    "lie",
-    "side",
-    "by",
-    "side",
-    ".",
-]
+SENTENCE = "Paged attention keeps the keys and values of a request in blocks that need not lie side by side. "
+WORDS = SENTENCE.split()
 
 
 class TimedRunner(KVCheckingRunner):
