@@ -114,7 +114,7 @@ class OccupancyPlot(Plot):
 def bar_boxes(stacks: np.ndarray, *, top: float, height: int, bar: int) -> list[list[QRect]]:
     """The bars' boxes in device pixels from the lower right corner, one list per kind: tokens [3, steps].
 
-    ``top`` tokens are ``height`` pixels; a count above 0 is at least one. Of the ``bar`` pixels of a bar one is its gap.
+    ``top`` tokens are ``height`` pixels; a count above 0 is at least one. One of a bar's ``bar`` pixels is its gap.
     """
     steps = stacks.shape[1]
     edges = np.rint(np.cumsum(stacks, axis=0) * (height / top)).astype(np.int64)
