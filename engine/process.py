@@ -147,11 +147,8 @@ class ProgressSender:
         self._pipes.send(Loading(stage, done, total))
 
 
-def load(pipes: Pipes) -> LoadedEngine | None:
-    """Wait for ``LoadModel`` and obey it. None where nothing could be loaded: the client has been told why."""
-    command = pipes.commands.get()
-    if isinstance(command, Shutdown):
-        return None
+def load(command: wire.Incoming, pipes: Pipes) -> LoadedEngine | None:
+    """Obey the first command. None where nothing could be loaded: the client has been told why."""
     if isinstance(command, wire.BadConfig):
         pipes.send(LoadFailed(command.message, "other"))
         return None
@@ -192,7 +189,10 @@ def load_failure(error: Exception) -> LoadFailed:
 
 def serve(pipes: Pipes) -> int:
     """Load, then step until the client ends it. Returns the exit code."""
-    loaded = load(pipes)
+    first = pipes.commands.get()
+    if isinstance(first, Shutdown):
+        return 0
+    loaded = load(first, pipes)
     if loaded is None:
         return 1
     from engine.serving import EngineLoop
