@@ -42,6 +42,7 @@ class ChatList(Card):
         self._filling = False
         self._current = ""
         self.menu_button = flat_button("⋯", "Rename or delete this chat")
+        self.menu_button.setMaximumHeight(26)
         self.menu_button.clicked.connect(self._menu_of_current)
         self.add_trailing(self.menu_button)
         self.search = QLineEdit()

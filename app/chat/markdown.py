@@ -154,11 +154,16 @@ class _Renderer(RendererHTML):
         alternative = self.renderInlineAsText(token.children or [], options, env)
         return escape(f"![{alternative}]({token.attrGet('src') or ''})")
 
+    def link_open(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
+        # No title: Qt shows one as a tool tip, and reads it as markup.
+        return f'<a href="{escape(str(tokens[idx].attrGet("href")))}">'
+
     def table_open(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
         line = env["environment"].colors.line
         return (
             f'<table border="1" cellspacing="0" cellpadding="5" '
-            f'style="border-collapse:collapse; border-color:{line}; margin-top:4px; margin-bottom:8px">\n'
+            f'style="border-collapse:collapse; border-style:solid; border-color:{line}; '
+            f'margin-top:4px; margin-bottom:8px">\n'
         )
 
 

@@ -25,6 +25,8 @@ COST_SHARE = 5.0
 USER_TINT = 0.14
 SELECTED_TINT = 0.08
 BAR_PX = 3
+MOST_BUTTON_PX = 19
+"""As high as the line of text that it stands beside."""
 
 
 def markdown_colors(theme: Theme) -> MarkdownColors:
@@ -44,6 +46,7 @@ def flat_button(text: str, tip: str) -> QToolButton:
     result.setToolTip(tip)
     result.setAccessibleName(tip)
     result.setProperty("role", "flat")
+    result.setMaximumHeight(MOST_BUTTON_PX)
     result.setCursor(Qt.CursorShape.PointingHandCursor)
     return result
 

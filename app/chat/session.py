@@ -228,7 +228,7 @@ class ChatSession(QObject):
             self._ended(ended)
 
     def _engine_died(self, death: EngineDied) -> None:
-        self._lose(f"The engine ended before this answer was complete: {death.reason}", queued=True)
+        self._lose(f"This answer is incomplete. {death.reason}", queued=True)
 
     def _load_failed(self, failure: LoadFailed) -> None:
         self._lose(failure.message, queued=True)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from PySide6.QtCore import QCoreApplication, QObject, Qt
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, Qt
 from PySide6.QtGui import QKeySequence, QShortcut
 from PySide6.QtWidgets import QToolButton
 
 from app.chat.chat_list import UNTITLED, ChatList
 from app.chat.composer import Composer
 from app.chat.conversation import ChatError, Conversation
+from app.chat.elided import ElidedLabel
 from app.chat.notice import NoticeBar
 from app.chat.options import OptionsDrawer
 from app.chat.session import ChatSession
@@ -24,8 +25,6 @@ from app.engine_bridge import EngineBridge
 from app.selection import Selection
 from app.theme import Theme
 from app.widgets import Card, label
-from engine.client import EngineDied
-from engine.messages import LoadFailed, Loading
 from engine.request import SamplingParams
 
 UNDO_SECONDS = 10.0
@@ -45,8 +44,6 @@ class ChatWorkspace(QObject):
         super().__init__(parent)
         self._bridge = bridge
         self._drafts: dict[str, str] = {}
-        self._failure = ""
-        self._stage = ""
         self.session = ChatSession(bridge, store_path or default_store_path(), self)
         self._current = self._first_conversation()
         self.list_panel = ChatList(self.session, theme)
@@ -64,7 +61,11 @@ class ChatWorkspace(QObject):
         self.options_button.setText("Options")
         self.options_button.setCheckable(True)
         self.options_button.setToolTip("System prompt and sampling of this chat")
-        self.chat_panel = Card(UNTITLED, self._context, self.options_button)
+        self.title = ElidedLabel("title")
+        self.chat_panel = Card("", self._context, self.options_button)
+        self.chat_panel.setAccessibleName("Chat")
+        # Titles are long: this one gives way where the card's own would hold the dock open.
+        self.chat_panel.header.layout().insertWidget(0, self.title, 100)
         self.chat_panel.setMinimumWidth(300)
         for widget in (self.options, self.store_notice):
             self.chat_panel.body.addWidget(widget)
@@ -84,9 +85,6 @@ class ChatWorkspace(QObject):
         session.listed.connect(self._update)
         session.save_problem.connect(self._show_store)
         bridge.stepped.connect(self._stepped)
-        bridge.loading.connect(self._loading)
-        bridge.load_failed.connect(self._load_failed)
-        bridge.died.connect(self._died)
         bridge.state_changed.connect(self._show_engine)
         self.list_panel.chosen.connect(self._chosen)
         self.list_panel.new_clicked.connect(self.new_conversation)
@@ -102,6 +100,7 @@ class ChatWorkspace(QObject):
         QCoreApplication.instance().aboutToQuit.connect(self.shutdown)
 
     def _add_shortcuts(self) -> None:
+        self.chat_panel.installEventFilter(self)
         for keys, action, scope in (
             ("Ctrl+N", self.new_conversation, Qt.ShortcutContext.WindowShortcut),
             ("Ctrl+K", self.list_panel.focus_search, Qt.ShortcutContext.WindowShortcut),
@@ -110,6 +109,13 @@ class ChatWorkspace(QObject):
             shortcut = QShortcut(QKeySequence(keys), self.chat_panel)
             shortcut.setContext(scope)
             shortcut.activated.connect(action)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Once the chat is on the screen one can type."""
+        if watched is self.chat_panel and event.type() == QEvent.Type.Show:
+            self.chat_panel.removeEventFilter(self)
+            self.composer.setFocus()
+        return False
 
     def shutdown(self) -> None:
         """Saves everything and lets go of the chat file; may be called twice."""
@@ -225,7 +231,7 @@ class ChatWorkspace(QObject):
     def _update(self) -> None:
         """Title, context and buttons for the conversation that is open."""
         conversation = self._current
-        self.chat_panel.set_title(conversation.title or UNTITLED)
+        self.title.setText(conversation.title or UNTITLED)
         self.list_panel.set_current(conversation.id)
         self.composer.set_state(generating=conversation.open_answer is not None, blocked=self._blocked())
         self._context.setText(self._context_text())
@@ -255,33 +261,17 @@ class ChatWorkspace(QObject):
         elif not text:
             self.store_notice.expire()
 
-    def _loading(self, stage: Loading) -> None:
-        share = f" {100 * stage.done // stage.total} %" if stage.total else ""
-        self._stage = f"{stage.stage.rstrip('.… ')}{share}"
-        self._show_engine()
-
-    def _load_failed(self, failure: LoadFailed) -> None:
-        self._failure = failure.message
-        self._show_engine()
-
-    def _died(self, death: EngineDied) -> None:
-        self._failure = f"The engine ended: {death.reason.rstrip('.')}."
-        self._show_engine()
-
     def _show_engine(self, _state: str = "") -> None:
+        """What the engine's state means for the chat; the window itself says how far loading is, or why it died."""
         state = self._bridge.state
-        again = ("Restart", self._bridge.restart)
         if state in ("starting", "loading"):
-            stage = self._stage or "The engine is starting"
-            self.engine_notice.say(f"{stage}. What you send now waits until the model is ready.")
+            self.engine_notice.say("The model is loading; what you send now waits for it.")
         elif state == "dead":
-            failure = self._failure or "The engine ended."
-            self.engine_notice.say(f"{failure} Answers keep the text they have.", is_error=True, action=again)
-        elif state == "failed":
-            self.engine_notice.say(self._failure or "The model could not be loaded.", is_error=True, action=again)
-        elif state == "stopped":
-            self.engine_notice.say("No model is running.", action=("Start", self._bridge.restart))
+            again = ("Restart", self._bridge.restart)
+            self.engine_notice.say("The engine is gone. Answers keep the text they have.", action=again)
+        elif state in ("failed", "stopped"):
+            again = ("Start", self._bridge.restart)
+            self.engine_notice.say("No model is running.", action=again)
         else:
-            self._failure = self._stage = ""
             self.engine_notice.expire()
         self._update()

@@ -101,7 +101,7 @@ class FakeBridge(QObject):
         self.set_state("failed")
         self.load_failed.emit(LoadFailed(message, "other"))
 
-    def die(self, reason: str = "it was killed (signal 9)") -> None:
+    def die(self, reason: str = "The engine was ended by SIGKILL.") -> None:
         self.set_state("dead")
         self.died.emit(EngineDied(exit_code=-9, reason=reason, last_lines=[]))
 
