@@ -24,6 +24,7 @@ import psutil
 from engine.bench_report import Progress, print_table
 from engine.bench_run import WorkloadRun, prepare, warm_up_requests
 from engine.config import DEVICES, DISCIPLINES, DTYPES, ORDERS, PREEMPTIONS, ConfigError, EngineConfig
+from engine.failures import describe, step_failure
 from engine.metrics import StepCounters, parse_goodput, summarise
 from engine.workload import (
     Arrivals,
@@ -154,6 +155,8 @@ def load(config: EngineConfig, progress: Progress) -> LoadedEngine:
         return load_engine(config, progress.loading)
     except ModelLoadError as error:
         raise BenchFailure(str(error)) from error
+    except Exception as error:  # whatever a driver or a tokeniser throws; the sentence is all that helps here
+        raise BenchFailure(f"the model could not be loaded: {describe(error)}") from error
 
 
 def run_bench(
@@ -169,7 +172,7 @@ def run_bench(
 ) -> dict[str, Any]:
     """Run ``workload`` and return the result; ``interrupted`` and ``failure`` tell of one cut short."""
     core, info = loaded.core, loaded.info
-    prepared = prepare(workload, loaded.codec, info.vocab_size)
+    prepared = prepare(workload, loaded.codec, info.vocab_size, info.max_model_len)
     before = warm_up_requests(prepared, warm_up, loaded.codec, info.vocab_size)
     clock, sleep = time.perf_counter, time.sleep
     if before:
@@ -191,7 +194,7 @@ def run_bench(
     try:
         run.run()
     except Exception as error:  # a device fault or lack of memory in a step: what completed is still a result
-        failure = f"{type(error).__name__}: {error}"
+        failure = step_failure(error)
     timelines = run.recorder.timelines
     result = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -341,7 +344,7 @@ def _verdict(result: dict[str, Any]) -> int:
     """Say on the error output what went wrong, and give the exit code."""
     total, failed = result["num_prompts"], result["failed"]
     if result["failure"]:
-        print(f"batchscope bench: the engine failed: {result['failure']}", file=sys.stderr)
+        print(f"batchscope bench: {result['failure']}", file=sys.stderr)
     if result["interrupted"]:
         print(
             f"batchscope bench: interrupted; {result['completed']} of {total} requests had completed", file=sys.stderr

@@ -68,7 +68,8 @@ def print_table(result: dict[str, Any], stream: TextIO) -> None:
     console = Console(file=stream, width=None if stream.isatty() else 100)
     where = f"{result['dtype']} on {result['device']}"
     title = f"{result['workload']} · {result['model_id']} · {where} · {result['discipline']}"
-    counts = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+    console.print(title, style="bold", soft_wrap=True)
+    counts = Table(show_header=False, box=None, pad_edge=False)
     counts.add_column(style="dim")
     counts.add_column(justify="right")
     for name, value in (

@@ -53,10 +53,8 @@ class Core(Protocol):
 class Codec(Protocol):
     """What the run needs of a ``TextCodec``."""
 
-    vocab_size: int
-
     @property
-    def special_token_ids(self) -> frozenset[int]: ...
+    def special_ids(self) -> frozenset[int]: ...
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -70,8 +68,8 @@ class PreparedRequest:
     refusal: str = ""
 
 
-def prepare(workload: Workload, codec: Codec, vocab_size: int) -> list[PreparedRequest]:
-    """Turn every prompt into ids, before the clock starts. A prompt that cannot be encoded refuses its request only."""
+def prepare(workload: Workload, codec: Codec, vocab_size: int, max_model_len: int) -> list[PreparedRequest]:
+    """Turn every prompt into ids, before the clock starts. A prompt that cannot be made refuses its request only."""
     prepared = []
     for request in workload.requests:
         try:
@@ -79,8 +77,12 @@ def prepare(workload: Workload, codec: Codec, vocab_size: int) -> list[PreparedR
                 ids = codec.encode(request.prompt)
             elif request.prompt_token_ids is not None:
                 ids = list(request.prompt_token_ids)
+            elif (request.prompt_tokens or 0) > max_model_len:  # before it is made: it may be of any length
+                raise RequestError(
+                    f"prompt_tokens is {request.prompt_tokens:,}; the model's context holds {max_model_len:,}"
+                )
             else:
-                ids = request.synthetic_ids(vocab_size, codec.special_token_ids)
+                ids = request.synthetic_ids(vocab_size, codec.special_ids)
             prepared.append(PreparedRequest(request, ids))
         except (RequestError, ValueError) as error:
             prepared.append(PreparedRequest(request, [], str(error)))
@@ -96,7 +98,7 @@ def warm_up_requests(
     result = []
     for i in range(count if usable else 0):
         like = usable[i % len(usable)]
-        ids = synthetic_prompt(len(like.prompt_token_ids), vocab, 2**40 + i, codec.special_token_ids)
+        ids = synthetic_prompt(len(like.prompt_token_ids), vocab, 2**40 + i, codec.special_ids)
         output = like.request.output_tokens
         result.append(PreparedRequest(WorkloadRequest(output_tokens=output, prompt_tokens=len(ids)), ids))
     return result

@@ -150,6 +150,8 @@ class RunRecorder:
         """In order of the workload."""
         self.open: dict[int, RequestTimeline] = {}
         """Sent and not ended, by request id."""
+        self.sent_timelines: dict[int, RequestTimeline] = {}
+        """All that were ever sent, by request id: a step's record may come after the end that it tells of."""
         self.ended = 0
         """Requests that have ended, in whatever way."""
         self.output_tokens = 0
@@ -164,13 +166,15 @@ class RunRecorder:
 
     def sent(self, request_id: int, timeline: RequestTimeline, now: float) -> None:
         timeline.sent = now - self.start
-        self.open[request_id] = timeline
+        self.open[request_id] = self.sent_timelines[request_id] = timeline
 
     def record(self, record: StepRecord) -> None:
         """Take the admissions of a step."""
         for event in record.events:
-            if isinstance(event, Admitted) and not event.resumed and event.request_id in self.open:
-                self.open[event.request_id].admitted = record.time - self.start
+            if isinstance(event, Admitted) and not event.resumed:
+                timeline = self.sent_timelines.get(event.request_id)
+                if timeline is not None:
+                    timeline.admitted = record.time - self.start
 
     def output(self, output: Output) -> None:
         """Take new tokens, or the end, of a request; those of others are passed over."""

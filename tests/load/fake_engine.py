@@ -123,7 +123,7 @@ class FakeCore:
 
 class FakeCodec:
     vocab_size = 1_000
-    special_token_ids = frozenset({0, 1})
+    special_ids = frozenset({0, 1})
 
     def encode(self, text: str) -> list[int]:
         return [ord(c) % 1_000 for c in text]

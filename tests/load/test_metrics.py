@@ -32,7 +32,7 @@ def run(workload: Workload, *, service: float = 0.5, slots: int = 1, **core: obj
     counters = StepCounters(RunTotals(), num_blocks=100, max_num_seqs=slots)
     result = WorkloadRun(
         engine,
-        prepare(workload, FakeCodec(), 1_000),
+        prepare(workload, FakeCodec(), 1_000, 4_096),
         clock,
         clock.sleep,
         workload.arrivals.max_concurrency,
