@@ -32,7 +32,7 @@ def run_window(config: EngineConfig, *, chosen: bool) -> int:
     window = MainWindow(bridge, theme, default_store_path(), settings=settings, state_folder=_folder("state"))
     window.show()
     # After the first picture, so that it is there at once.
-    QTimer.singleShot(0, lambda: window.launch(config, chosen=chosen))
+    QTimer.singleShot(0, window, lambda: window.launch(config, chosen=chosen))
     with _signals_close(window.close):
         code = application.exec()
     bridge.shutdown()
@@ -41,6 +41,10 @@ def run_window(config: EngineConfig, *, chosen: bool) -> int:
 
 
 def make_application() -> QApplication:
+    """The one QApplication, named so that its windows and its desktop file find each other."""
+    existing = QApplication.instance()
+    if isinstance(existing, QApplication):
+        return existing
     application = QApplication(["batchscope"])
     application.setApplicationName("batchscope")
     application.setApplicationDisplayName("Batchscope")
