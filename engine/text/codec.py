@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer
 
 from engine.messages import ChatMessage
 from engine.models.errors import ModelLoadError
@@ -31,7 +31,6 @@ class TextCodec:
         self._tokenizer = Tokenizer.from_str(json.dumps(definition))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        _apply_explicit_ends(self._tokenizer, config)
         self._special = {t["content"]: t for t in definition.get("added_tokens", ()) if t["special"]}
         self.special_ids: frozenset[int] = frozenset(token["id"] for token in self._special.values())
         self.bos_token_id = self._named_id(config.get("bos_token"))
@@ -144,22 +143,6 @@ class TextCodec:
             left, right = (r"\s*" if token.get(side) else "" for side in ("lstrip", "rstrip"))
             alternatives.append(f"{left}(?P<t{number}>{re.escape(content)}){right}")
         return re.compile("|".join(alternatives))
-
-
-def _apply_explicit_ends(tokenizer: Tokenizer, config: dict[str, Any]) -> None:
-    """``add_bos_token`` and ``add_eos_token``, where ``tokenizer_config.json`` has them, outrank ``tokenizer.json``."""
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return
-    ends: dict[str, tuple[str, int] | None] = {}
-    for name in ("bos", "eos"):
-        text = _text(config.get(f"{name}_token")) if config.get(f"add_{name}_token") else ""
-        token_id = tokenizer.token_to_id(text) if text else None
-        ends[name] = None if token_id is None else (text, token_id)
-    bos, eos = ends["bos"], ends["eos"]
-    template = ([f"{bos[0]}:0"] if bos else []) + ["$A:0"] + ([f"{eos[0]}:0"] if eos else [])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=template, special_tokens=[end for end in (bos, eos) if end is not None]
-    )
 
 
 def _text(token: Any) -> str:
