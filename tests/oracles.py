@@ -232,8 +232,8 @@ class EngineProbe:
         assert record.free_blocks + record.cached_blocks + referenced == keyframe.num_blocks
 
     def _watch_progress(self, record: StepRecord) -> None:
-        stalled = record.num_running == 0 and record.num_waiting > 0
-        assert not (stalled and self._stalled), "two steps with nobody running and somebody waiting"
+        stalled = not record.request_ids and record.num_waiting > 0
+        assert not (stalled and self._stalled), "two steps that computed nothing while somebody waited"
         self._stalled = stalled
         moved = any(isinstance(event, Admitted | Finished | Rejected) for event in record.events)
         self._quiet_steps = 0 if moved or not record.num_waiting else self._quiet_steps + 1

@@ -1,0 +1,113 @@
+"""Hypothesis drives a core through any sequence of adds, aborts and steps, in pools from tight to absurd.
+
+After every rule the invariants hold, and the fold of the records is the engine's own keyframe; at the end everything
+drains, every answer is the cold one up to where it ended, and the pool is whole.
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine.request import FinishReason, SamplingParams
+from tests.oracles import EngineProbe, KVCheckingRunner, cold_answer, make_core
+
+MAX_MODEL_LEN = 40
+
+
+class CoreMachine(RuleBasedStateMachine):
+    @initialize(
+        block_size=st.sampled_from([1, 2, 4, 16]),
+        pool_tokens=st.integers(8, 80),
+        token_budget=st.integers(1, 24),
+        max_num_seqs=st.integers(1, 5),
+        order=st.sampled_from(["fcfs", "priority"]),
+        ageing=st.sampled_from([None, 0.5, 5.0]),
+        chunked_prefill=st.booleans(),
+        prefix_cache=st.booleans(),
+        watermark=st.sampled_from([0.0, 0.2, 0.9]),
+    )
+    def build(self, block_size: int, pool_tokens: int, **options: object) -> None:
+        self.core = make_core(
+            num_blocks=max(pool_tokens // block_size, 1),
+            block_size=block_size,
+            max_model_len=MAX_MODEL_LEN,
+            clock=iter(range(10**9)).__next__,
+            **options,  # type: ignore[arg-type]
+        )
+        runner = self.core._runner
+        assert isinstance(runner, KVCheckingRunner)
+        self.runner = runner
+        self.probe = EngineProbe(self.core, max_quiet_steps=2 * MAX_MODEL_LEN)
+        self.prompts: dict[int, list[int]] = {}
+        self.aborted: set[int] = set()
+        self.poisoned: set[int] = set()
+
+    @rule(
+        head=st.integers(0, 30),
+        tail=st.lists(st.integers(0, 2), max_size=15),
+        max_tokens=st.one_of(st.none(), st.integers(1, 20)),
+        priority=st.integers(0, 2),
+        ends_after=st.one_of(st.none(), st.integers(0, 10)),
+    )
+    def add(self, head: int, tail: list[int], max_tokens: int | None, priority: int, ends_after: int | None) -> None:
+        prompt = [*range(head), *tail]
+        request = self.probe.add(
+            prompt, SamplingParams(max_tokens=max_tokens), priority=priority, ends_after=ends_after
+        )
+        self.prompts[request] = prompt
+
+    @precondition(lambda self: self.prompts)
+    @rule(data=st.data(), during=st.booleans())
+    def abort(self, data: st.DataObject, during: bool) -> None:
+        """Abort one, known or over already, between two steps or in the middle of one."""
+        victim = data.draw(st.sampled_from(sorted(self.prompts)))
+        self.aborted.add(victim)
+        if during:
+            self.runner.during = lambda plan: self.core.abort(victim)
+            self.probe.step()
+            self.runner.during = None
+        else:
+            self.core.abort(victim)
+
+    @precondition(lambda self: self.prompts)
+    @rule(data=st.data())
+    def poison(self, data: st.DataObject) -> None:
+        victim = data.draw(st.sampled_from(sorted(self.prompts)))
+        if self.probe.answers[victim].last is None:
+            self.poisoned.add(victim)
+            self.runner.failures[victim] = "poisoned"
+
+    @rule(count=st.integers(1, 8))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.probe.step()
+
+    @invariant()
+    def sound(self) -> None:
+        if hasattr(self, "core"):
+            self.core.check_invariants()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "core"):
+            return
+        self.probe.run(max_steps=5_000)
+        for request, prompt in self.prompts.items():
+            answer = self.probe.answers[request]
+            assert answer.token_ids == cold_answer(prompt, len(answer.token_ids))
+            allowed = {FinishReason.LENGTH}
+            allowed |= {FinishReason.ABORT} if request in self.aborted else set()
+            refused = answer.last is not None and answer.last.error not in ("", "poisoned")
+            allowed |= {FinishReason.ERROR} if request in self.poisoned or refused else set()
+            assert answer.finish_reason in allowed
+
+
+TestCore = CoreMachine.TestCase
+TestCore.settings = settings(
+    max_examples=60,
+    stateful_step_count=30,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
