@@ -341,6 +341,18 @@ while True:
 """
 
 
+@pytest.mark.parametrize("listener", ["stuck-load"], indirect=True)
+def test_a_kill_of_the_engine_alone_takes_its_download_along(listener: Listener) -> None:
+    told = listener.wait(lambda arrival: isinstance(arrival, Loading) and arrival.stage.startswith("child "))
+    child = int(told.stage.removeprefix("child "))
+    assert listener.client.pid is not None
+    os.kill(listener.client.pid, signal.SIGKILL)
+    begun = time.monotonic()
+    listener.wait_for(EngineDied)
+    assert time.monotonic() - begun < 1.0
+    assert wait_until(lambda: not is_running(child), 5.0)
+
+
 @pytest.mark.parametrize("mode", ["paced", "stuck-load", "slow-step"])
 def test_the_engine_ends_with_its_window_even_when_that_is_killed(mode: str) -> None:
     window = subprocess.Popen(
