@@ -63,6 +63,11 @@ class FrameStats:
     milliseconds: deque[float] = field(default_factory=lambda: deque(maxlen=FRAMES_KEPT))
 
 
+def model_title(model: str) -> str:
+    """What a model is called before it has said its name itself."""
+    return "the starter model" if model == STARTER_MODEL else Path(model).name
+
+
 class MainWindow(QMainWindow):
     def __init__(
         self,
@@ -188,7 +193,7 @@ class MainWindow(QMainWindow):
             return
         self.bridge.config = config
         self._guard.end()
-        self.model_page.show_interrupted(interrupted, starter=config.model == STARTER_MODEL)
+        self.model_page.show_interrupted(model_title(interrupted), starter=config.model == STARTER_MODEL)
 
     def open_model(self, model: str) -> None:
         """``starter``, or a folder: loads it in a fresh engine with the other options as they are."""
@@ -206,7 +211,7 @@ class MainWindow(QMainWindow):
             self.model_page.hide()
             self.death_banner.hide()
             self.loading_strip.begin()
-            self.top_bar.show_model(None, f"Loading {Path(self.bridge.config.model).name}")
+            self.top_bar.show_model(None, f"Loading {model_title(self.bridge.config.model)}")
         elif state != "loading":
             self._guard.end()
             self.loading_strip.hide()

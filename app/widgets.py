@@ -94,6 +94,12 @@ class Card(QFrame):
     def add_trailing(self, widget: QWidget) -> None:
         self._trailing.addWidget(widget)
 
+    def add_trailing_text(self, role: str = "muted") -> TrailingText:
+        """A figure at the right end of the title line, which takes no room while it is empty."""
+        text = TrailingText(role)
+        self.add_trailing(text)
+        return text
+
     def take_header(self) -> QWidget:
         """Hands the title line over to a dock, which then draws the surface too."""
         self.layout().removeWidget(self.header)
@@ -104,6 +110,21 @@ class Card(QFrame):
         if self._framed:
             painter = QPainter(self)
             paint_surface(painter, QRectF(self.rect()), self.palette().base().color(), self.palette().mid().color())
+
+
+class TrailingText(QLabel):
+    """See :meth:`Card.add_trailing_text`."""
+
+    def __init__(self, role: str) -> None:
+        super().__init__()
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self.setProperty("role", role)
+        self.hide()
+
+    def say(self, text: str) -> None:
+        if text != self.text():
+            self.setText(text)
+            self.setVisible(bool(text))
 
 
 def paint_surface(painter: QPainter, rect: QRectF, surface: QColor, line: QColor, radius: float = RADIUS) -> None:

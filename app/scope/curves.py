@@ -15,7 +15,7 @@ from app.scope.plot import Plot, Tick, linear_ticks, nice_step, seconds_label
 from app.scope.rates import WINDOW_SECONDS, Latency, Percentiles
 from app.selection import Selection
 from app.theme import Theme, request_color
-from app.widgets import Legend, LegendEntry, label
+from app.widgets import Legend, LegendEntry
 
 SHORTEST_SECONDS = 5.0
 """What the time axis shows at least; it grows with the run up to a minute."""
@@ -68,11 +68,10 @@ class ThroughputPanel(ScopePanel):
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
         self.plot = ThroughputPlot(theme)
         super().__init__("Throughput", source, theme, selection, self.plot, parent)
-        self._rate = label("", "number")
         self.add_trailing(
             Legend(theme, [LegendEntry("output", "decode", "line"), LegendEntry("prompt", "prefill", "dashed")])
         )
-        self.add_trailing(self._rate)
+        self._rate = self.add_trailing_text("number")
         self._rate.setToolTip("Output tokens per second, the mean over the steps of the last two seconds")
 
     def has_content(self) -> bool:
@@ -82,7 +81,7 @@ class ThroughputPanel(ScopePanel):
         throughput = self.source.history.throughput
         series = throughput.series()
         if series is not None:
-            self._rate.setText(f"{throughput.output_rate():,.0f} tok/s")
+            self._rate.say(f"{throughput.output_rate():,.0f} tok/s")
             self.plot.show_series(series.ages, series.prompt, series.output)
 
 

@@ -12,7 +12,6 @@ from app.scope.reasons import count, ledger_sentence
 from app.scope.tables import ROOT, Index, Swatches, make_table
 from app.selection import Selection
 from app.theme import Theme
-from app.widgets import label
 from engine.events import Preempted
 from engine.run_state import LedgerEntry
 
@@ -110,8 +109,7 @@ class LedgerPanel(ScopePanel):
             self.table.setColumnWidth(column, width)
         self.table.clicked.connect(self._clicked)
         self.table.activated.connect(self._clicked)
-        self._summary = label("", "muted")
-        self.add_trailing(self._summary)
+        self._summary = self.add_trailing_text()
 
     def has_content(self) -> bool:
         return bool(self.source.state.ledger)
@@ -119,7 +117,7 @@ class LedgerPanel(ScopePanel):
     def refresh(self) -> None:
         self.model.show_entries(list(self.source.state.ledger))
         totals = self.source.state.totals
-        self._summary.setText(
+        self._summary.say(
             f"{count(totals.preemptions, 'preemption')} · {count(totals.recomputed_tokens, 'token')} computed again"
         )
 

@@ -16,7 +16,7 @@ from app.scope.plot import Plot, Tick, linear_ticks, nice_step, seconds_label
 from app.scope.steps import StepHistory, StepRow
 from app.selection import Selection
 from app.theme import Theme
-from app.widgets import Legend, LegendEntry, label
+from app.widgets import Legend, LegendEntry
 
 BAR = 3
 """Logical pixels of a bar, the gap of one device pixel included."""
@@ -148,7 +148,6 @@ class OccupancyPanel(ScopePanel):
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
         self.plot = OccupancyPlot(source.history.steps, theme)
         super().__init__("Batch occupancy", source, theme, selection, self.plot, parent)
-        self._step = label("", "muted")
         self.add_trailing(
             Legend(
                 theme,
@@ -159,11 +158,11 @@ class OccupancyPanel(ScopePanel):
                 ],
             )
         )
-        self.add_trailing(self._step)
+        self._step = self.add_trailing_text()
 
     def has_content(self) -> bool:
         return len(self.source.history.steps) > 0
 
     def refresh(self) -> None:
-        self._step.setText(f"step {self.source.state.step:,}")
+        self._step.say(f"step {self.source.state.step:,}")
         self.plot.refresh()

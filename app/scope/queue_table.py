@@ -126,8 +126,7 @@ class QueuePanel(ScopePanel):
         self.table.selectionModel().currentRowChanged.connect(self._row_chosen)
         self.table.horizontalHeader().sectionResized.connect(self._fit_rows)
         self._heights: dict[tuple[int, str], int] = {}
-        self._summary = label("", "muted")
-        self.add_trailing(self._summary)
+        self._summary = self.add_trailing_text()
         self._following = False
 
     def has_content(self) -> bool:
@@ -141,7 +140,7 @@ class QueuePanel(ScopePanel):
         self._fit_rows()
         self._follow_selection()
         running = sum(row.phase not in ("waiting", "preempted") for row in rows)
-        self._summary.setText(f"{running:,} running · {len(rows) - running:,} waiting")
+        self._summary.say(f"{running:,} running · {len(rows) - running:,} waiting")
         self.sentence.setText(self._sentence(rows))
 
     def _fit_columns(self) -> None:

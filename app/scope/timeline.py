@@ -13,7 +13,7 @@ from app.scope.panel import ScopePanel, ScopeSource
 from app.scope.plot import TICK_GAP, Plot, Tick, nice_step, seconds_label
 from app.selection import Selection
 from app.theme import Theme, request_color
-from app.widgets import Legend, LegendEntry, button, label, paint_swatch
+from app.widgets import Legend, LegendEntry, button, paint_swatch
 
 FIRST_SECONDS = 4.0
 """The shortest window; it grows with the run to :data:`LIVE_SECONDS` and then scrolls."""
@@ -354,8 +354,7 @@ class TimelinePanel(ScopePanel):
                 ],
             )
         )
-        self._step = label("", "muted")
-        self.add_trailing(self._step)
+        self._step = self.add_trailing_text()
         self.live_button = button("Live", "flat", "Follow the newest step")
         self.live_button.setToolTip("Follow the newest step (End)")
         self.live_button.clicked.connect(self.plot.follow)
@@ -367,7 +366,7 @@ class TimelinePanel(ScopePanel):
         return bool(self.source.history.lanes.lanes)
 
     def refresh(self) -> None:
-        self._step.setText(f"step {self.source.state.step:,}")
+        self._step.say(f"step {self.source.state.step:,}")
         self.plot.refresh()
 
     def _moved(self) -> None:

@@ -113,6 +113,7 @@ class ScriptedClient:
             self.core.abort(command.request_id)
         elif isinstance(command, AckFrame):
             self._frames.acknowledge(command.number)
+            self._send_frame()
         elif isinstance(command, CountTokens):
             self.deliver(TokenCount(command.query_id, sum(len(m.content) // 4 for m in command.messages)))
 
@@ -163,10 +164,13 @@ class ScriptedClient:
                 self._frames.add(result.record)
             for output in result.outputs:
                 self.deliver(_with_text(output))
-            frame = self._frames.next_frame()
-            if frame is not None:
-                self.deliver(frame)
+            self._send_frame()
         return done
+
+    def _send_frame(self) -> None:
+        frame = self._frames.next_frame()
+        if frame is not None:
+            self.deliver(frame)
 
     def info(self) -> ModelInfo:
         return ModelInfo(
