@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.command == "demo":
             return demo(options)
-        return window(options, parser)
+        return window(options, lambda: parser.parse_args([*arguments, "demo", "--offscreen"]))
     except ConfigError as error:
         parser.error(str(error))
     except KeyboardInterrupt:
@@ -135,15 +135,15 @@ def demo(options: argparse.Namespace) -> int:
     return int(run_demo(options) or DONE)
 
 
-def window(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    """The window; where there is no display the demo without one instead."""
+def window(options: argparse.Namespace, demo_options: Callable[[], argparse.Namespace]) -> int:
+    """The window; where there is no display the offscreen demo instead, with the same engine."""
     config = engine_config(options)
     state = display_state()
     if state.broken:
         return _explain_broken_display(state)
     if state.absent:
         _say(f"no display ({state.absent}): running `batchscope demo --offscreen` instead of opening the window")
-        return demo(parser.parse_args(["demo", "--offscreen"]))
+        return demo(demo_options())
     from app.start import run_window
 
     return run_window(config, chosen=options.model is not None)

@@ -33,10 +33,10 @@ def run_window(config: EngineConfig, *, chosen: bool) -> int:
     window.show()
     # After the first picture, so that it is there at once.
     QTimer.singleShot(0, window, lambda: window.launch(config, chosen=chosen))
-    with _signals_close(window.close):
+    with signals_close(window.close):
         code = application.exec()
     bridge.shutdown()
-    _delete(window, bridge)
+    delete_in_order(window, bridge)
     return int(code)
 
 
@@ -58,7 +58,7 @@ def _folder(kind: str) -> Path:
     return Path(find("batchscope", appauthor=False))
 
 
-def _delete(*objects: MainWindow | EngineBridge) -> None:
+def delete_in_order(*objects: MainWindow | EngineBridge) -> None:
     """Before Qt itself goes: what a garbage collector deletes after it would be deleted too late."""
     for thing in objects:
         thing.deleteLater()
@@ -66,7 +66,7 @@ def _delete(*objects: MainWindow | EngineBridge) -> None:
 
 
 @contextlib.contextmanager
-def _signals_close(close: Callable[[], object]) -> Iterator[None]:
+def signals_close(close: Callable[[], object]) -> Iterator[None]:
     """Ctrl+C in the terminal, and its end, close the window as a click does.
 
     Python runs its signal handlers between two of its own instructions, and Qt's loop executes none while it waits: the

@@ -107,9 +107,10 @@ def test_without_a_display_the_demo_runs_offscreen_and_one_line_says_so(
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
-    assert cli.main([]) == 0
+    assert cli.main(["--model", "somewhere", "--threads", "2"]) == 0
     (options,) = demos
     assert options.offscreen
+    assert (options.model, options.threads) == ("somewhere", 2)
     assert (options.seconds, options.scenario, options.screenshot, options.json) == (20.0, None, None, None)
     out, err = capsys.readouterr()
     assert out == ""
