@@ -6,6 +6,8 @@ Its requests go through the same bridge, engine and queue as the chats, so every
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import Qt, QTimer, Signal
@@ -52,6 +54,8 @@ class LoadPanel(Card):
         self._headline = label("", "muted")
         super().__init__("Load", self._headline, parent=parent)
         self.run: LoadRun | None = None
+        self.clock: Callable[[], float] = time.perf_counter
+        """The engine's clock: one for all processes of a machine."""
         self._bridge = bridge
         self._configs = ScenarioConfigs()
         self._scenarios: dict[str, Scenario] = {}
@@ -148,10 +152,17 @@ class LoadPanel(Card):
         return None if name is None else self._scenarios[name]
 
     def select_scenario(self, name: str) -> None:
-        """Choose a built-in scenario. Raises :class:`WorkloadError` where there is none of that name."""
-        index = self.source.findData(name)
-        if index < 0:
-            load_scenario(name)  # says why
+        """Choose a built-in scenario. Raises :class:`WorkloadError` where there is none."""
+        self.show_scenario(self._scenarios.get(name) or load_scenario(name))
+
+    def show_scenario(self, scenario: Scenario) -> None:
+        """Choose a scenario, a built-in one or one of the user's own files."""
+        index = self.source.findData(scenario.name)
+        if self._scenarios.get(scenario.name) != scenario:
+            self._scenarios[scenario.name] = scenario
+            if index < 0:
+                index = self.source.count() - 1
+                self.source.insertItem(index, scenario.title, scenario.name)
         self.source.setCurrentIndex(index)
 
     def select_ranges(self) -> None:
@@ -234,7 +245,7 @@ class LoadPanel(Card):
         self._show_faults([])
         info, totals = self._bridge.info, self._bridge.run_state.totals
         self._reported = False
-        self.run = LoadRun(workload, self._bridge, vocab_size=info.vocab_size, totals=totals)
+        self.run = LoadRun(workload, self._bridge, vocab_size=info.vocab_size, totals=totals, clock=self.clock)
         self.progress.setRange(0, len(workload.requests))
         self.result.hide()
         self.copy_button.hide()

@@ -1,0 +1,135 @@
+"""``batchscope demo``: the real window drives itself through a scenario, shows what came of it and quits.
+
+Without a display the same window is rendered offscreen. ``--json -`` writes to standard output and nothing else goes
+there. Exit 0 done, 1 failed (no model, the engine died, interrupted), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.status import Status
+from rich.table import Table
+
+from engine.config import EngineConfig
+from engine.workload import EngineOptions, Scenario, WorkloadError, load_scenario
+
+DONE, FAILED, WRONG_USAGE = 0, 1, 2
+DEFAULT_SCENARIO = "kv-crunch"
+DEFAULT_PICTURE = Path("batchscope-demo.png")
+"""Where the picture goes that nobody asked a place for, when there is no display to look at."""
+ENGINE_OPTIONS = ("model", "dtype", "device", "threads", "max_model_len", "kv_blocks")
+"""Options before the command's name that are for the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPlan:
+    scenario: Scenario
+    config: EngineConfig
+    seconds: float
+    """From the moment the model is ready."""
+    screenshot: Path | None
+
+
+@dataclass(slots=True)
+class DemoOutcome:
+    result: dict[str, Any] = field(default_factory=dict)
+    """The figures, empty where the model never got ready."""
+    error: str = ""
+    """Why the demo did not run to its end."""
+
+
+class LoadingReport:
+    """What the loading is at, on a terminal; nothing in a pipe."""
+
+    def __init__(self) -> None:
+        self._status: Status | None = None
+        if sys.stderr.isatty():
+            self._status = Console(stderr=True).status("Starting the engine")
+            self._status.start()
+
+    def show(self, stage: str, done: int, total: int) -> None:
+        if self._status is not None:
+            self._status.update(f"{stage} {done / total:.0%}" if total else stage)
+
+    def stop(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+
+def run_demo(options: argparse.Namespace) -> int:
+    """Run the demo of parsed command-line options; returns the exit code. Raises ConfigError on a bad knob."""
+    try:
+        plan = _plan(options)
+    except WorkloadError as error:
+        print(f"batchscope demo: {error}", file=sys.stderr)
+        return WRONG_USAGE
+    if options.offscreen:
+        os.environ["QT_QPA_PLATFORM"] = "offscreen"
+    from app.demo_driver import drive  # only now: Qt takes its platform from the environment
+
+    outcome = drive(plan, LoadingReport())
+    try:
+        if outcome.result:
+            _report(outcome.result, options.json)
+    except OSError as error:
+        outcome.error = outcome.error or f"the result cannot be written: {error}"
+    if outcome.error:
+        print(f"batchscope demo: {outcome.error}", file=sys.stderr)
+    return FAILED if outcome.error else DONE
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command by itself: ``python -m app.demo --offscreen``."""
+    from app.cli import main as command_line
+
+    return command_line(["demo", *(sys.argv[1:] if argv is None else argv)])
+
+
+def _plan(options: argparse.Namespace) -> DemoPlan:
+    scenario = load_scenario(options.scenario or DEFAULT_SCENARIO)
+    given = {name: getattr(options, name, None) for name in ENGINE_OPTIONS}
+    # "auto" is what the command line says where nobody said anything.
+    said = EngineOptions(**{name: value for name, value in given.items() if value not in (None, "auto")})
+    screenshot = options.screenshot
+    if screenshot is None and options.offscreen:
+        screenshot = DEFAULT_PICTURE
+    return DemoPlan(scenario, said.over(scenario.engine).config(), options.seconds, screenshot)
+
+
+def _report(result: dict[str, Any], json_target: str | None) -> None:
+    text = json.dumps(result, allow_nan=False, indent=2) + "\n"
+    if json_target == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    if json_target is not None:
+        Path(json_target).write_text(text, encoding="utf-8")
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(justify="right", overflow="fold")
+    for name, value in result.items():
+        table.add_row(name.replace("_", " "), _figure(value))
+    console = Console()
+    console.print(f"Batchscope demo: {result['scenario']} on {result['model']}", style="bold", soft_wrap=True)
+    console.print(table)
+
+
+def _figure(value: Any) -> str:
+    if value is None:
+        return "n/a"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
