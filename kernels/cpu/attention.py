@@ -11,8 +11,8 @@ Rows of a step are split in two. *Decodes* (one new token) are grouped by length
 longest of their group; *chunks* (several new tokens) are computed one by one. Query heads that share a key head are
 neighbours (head h reads kv head h // group), so a group of them is handled as if it were several queries of one head.
 
-Masked places hold zeros or the request's own values, never another request's: a block is cleared when its first slot
-is written. A weight of zero times a stray NaN would be NaN.
+Masked places hold zeros or the request's own values, never another request's: a block that is begun and not filled is
+cleared first. A weight of zero times a stray NaN would be NaN.
 """
 
 from __future__ import annotations
@@ -96,6 +96,15 @@ class AttentionPlanner:
         self._row_starts = batch.query_start.tolist()
         self._longest = max(self._seq_lens, default=0)
         self._plans: dict[int | None, WindowPlan] = {}
+
+    def blocks_to_clear(self) -> list[int]:
+        """Blocks that get their first token in this step and not their last: nothing of an owner before may stay."""
+        size = self._block_size
+        return [
+            int(self._tables[request, seq_len // size])
+            for request, (query_len, seq_len) in enumerate(zip(self._query_lens, self._seq_lens, strict=True))
+            if 0 < seq_len % size <= query_len
+        ]
 
     def plan(self, window: int | None) -> WindowPlan:
         if window is not None and window >= self._longest:

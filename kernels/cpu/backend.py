@@ -141,13 +141,12 @@ class CpuBackend:
 
     def _prepare(self, batch: StepBatch) -> _Step:
         spec = self.spec
-        # A block whose first slot is written belongs to a new owner: nothing of the one before may stay in it.
-        fresh = batch.slot_mapping[batch.slot_mapping % self._block_size == 0]
-        if fresh.shape[0] > 0:
-            self._kv().index_fill_(1, fresh // self._block_size, 0)
+        planner = AttentionPlanner(batch, self._block_size, spec.dtype)
+        for block in planner.blocks_to_clear():
+            self._kv()[:, block].zero_()
         angles = batch.positions[:, None].float() * spec.inv_freq
         rotation = torch.polar(torch.full_like(angles, spec.rope_attention_scaling), angles).unsqueeze(1)
-        return _Step(batch, rotation, AttentionPlanner(batch, self._block_size, spec.dtype))
+        return _Step(batch, rotation, planner)
 
     def _stream(self, x: Activations) -> torch.Tensor:
         return x.hidden if x.residual is None else x.hidden + x.residual

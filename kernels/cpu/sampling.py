@@ -1,11 +1,12 @@
 """Choosing tokens on the CPU: penalties, truncation, one uniform number a token.
 
-Order of the steps, per row: penalties, bias and bans on the logits; temperature; top-k; top-p over what top-k left;
-min-p. Truncation never asks *which* tokens are likeliest, only *how many* stay: m of them, ties kept by lowest id. So a
-row's set of tokens does not depend on how a partial sort orders ties, nor on who shares the batch.
+Rows that are plainly greedy are answered together by one argmax. Each other row is worked on alone, in numpy: its
+logits fit the core's own cache, and nothing in its result can depend on who shares the batch.
 
-The draw is the inverse of the cumulative distribution over the kept tokens in order of their ids, at one uniform number
-that is a hash of (seed, position) and nothing else.
+Order of the steps: penalties, bias and bans on the logits; temperature; top-k; top-p over what top-k left; min-p.
+Truncation only finds *how many* of the likeliest tokens stay; where several tie at the edge, those with the lowest ids
+do. The draw inverts the cumulative distribution over the kept tokens in order of their ids, at one uniform number that
+is a hash of (seed, position) and nothing else.
 
 Minus infinity among the logits is a masked token; a row whose largest logit is not finite (NaN anywhere, plus infinity,
 all masked) is not sampled and gives -1.
@@ -13,9 +14,10 @@ all masked) is not sampled and gives -1.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from kernels.sampling import SampledTokens, SamplingBatch, SamplingRow, TokenLogprobs
 
@@ -23,39 +25,29 @@ GREEDY_TEMPERATURE = 1e-5
 """Below it a row is argmax."""
 LOWEST_LOGPROB = -9999.0
 """Reported in place of minus infinity, which no JSON can carry."""
-SORTED_CANDIDATES = 256
-"""Likeliest tokens looked at before a full sort; enough for common truncations."""
-MAX_CANDIDATES = 1024
-"""A larger top-k is sorted in full."""
 CHUNK = 256
-"""Tokens per partial sum of a draw over the whole vocabulary."""
+"""Weights per partial sum: a cumulative sum over a whole vocabulary would be most of the work."""
 _MASK64 = (1 << 64) - 1
 
 
 def sample(logits: torch.Tensor, sampling: SamplingBatch) -> SampledTokens:
-    """One token for each row of float32 ``logits`` [R, vocab]; the logits are not changed."""
-    rows = sampling.rows
+    """One token for each row of ``logits`` [R, vocab]; the logits are not changed."""
+    logits = logits.float()
     largest, likeliest = logits.max(dim=-1)
     chosen = torch.where(torch.isfinite(largest), likeliest, -1)
-    special = [i for i, row in enumerate(rows) if not row.is_plain_greedy]
-    if special:
-        alive = torch.isfinite(largest).tolist()
-        special = [i for i in special if alive[i]]
+    special = [i for i, row in enumerate(sampling.rows) if not row.is_plain_greedy]
     if not special:
         return SampledTokens(chosen, [])
-    raw = logits[special].float()  # indexing by a list copies: what follows works in place
-    reported = [k for k, i in enumerate(special) if rows[i].logprobs is not None]
-    scores = raw[reported].log_softmax(dim=-1)
-    tokens = _draw(raw, [rows[i] for i in special])
-    chosen[special] = tokens
-    if not reported:
-        return SampledTokens(chosen, [])
-    logprobs: list[TokenLogprobs | None] = [None] * len(rows)
-    for k, row_scores in zip(reported, scores, strict=True):
-        token = int(tokens[k])
-        if token >= 0:
-            logprobs[special[k]] = _report(row_scores, token, rows[special[k]].logprobs or 0)
-    return SampledTokens(chosen, logprobs)
+    tokens, raw = chosen.numpy(), logits.numpy()
+    logprobs: list[TokenLogprobs | None] = [None] * len(sampling.rows)
+    for i in special:
+        row = sampling.rows[i]
+        if tokens[i] < 0:
+            continue
+        tokens[i] = _draw(raw[i].copy(), row)
+        if row.logprobs is not None and tokens[i] >= 0:
+            logprobs[i] = _report(raw[i], int(tokens[i]), row.logprobs)
+    return SampledTokens(chosen, logprobs if any(logprobs) else [])
 
 
 def uniform(seed: int, position: int) -> float:
@@ -70,29 +62,6 @@ def _mix64(z: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
     return z ^ (z >> 31)
-
-
-def _draw(logits: torch.Tensor, rows: list[SamplingRow]) -> torch.Tensor:
-    """Tokens int64 [n] of rows whose ``logits`` [n, vocab] may be overwritten."""
-    array = logits.numpy()
-    for values, row in zip(array, rows, strict=True):
-        _penalise(values, row)
-    largest, tokens = logits.max(dim=-1)
-    tokens = torch.where(torch.isfinite(largest), tokens, -1)
-    alive = (tokens >= 0).tolist()
-    plain: list[int] = []
-    truncated: list[int] = []
-    for i, row in enumerate(rows):
-        if alive[i] and row.temperature >= GREEDY_TEMPERATURE:
-            whole = row.top_k == 0 and row.top_p >= 1.0 and row.min_p <= 0.0
-            (plain if whole else truncated).append(i)
-    for indices, draw in ((plain, _draw_whole), (truncated, _draw_truncated)):
-        if indices:
-            temperatures = torch.tensor([rows[i].temperature for i in indices], dtype=torch.float32)[:, None]
-            # exp((logit - largest) / temperature): the likeliest weighs 1, nothing overflows.
-            weights = logits[indices].sub_(largest[indices][:, None]).div_(temperatures).exp_()
-            tokens[indices] = torch.tensor(draw(weights, [rows[i] for i in indices]))
-    return tokens
 
 
 def _penalise(logits: np.ndarray, row: SamplingRow) -> None:
@@ -111,95 +80,74 @@ def _penalise(logits: np.ndarray, row: SamplingRow) -> None:
         logits[list(row.banned_token_ids)] = -np.inf
 
 
-def _draw_whole(weights: torch.Tensor, rows: list[SamplingRow]) -> list[int]:
-    """Draws from all tokens of ``weights`` [n, vocab], unnormalised: first a chunk of ids, then a token in it."""
-    vocab = weights.shape[1]
-    padded = F.pad(weights, (0, -vocab % CHUNK))
-    chunks = padded.view(len(rows), -1, CHUNK)
-    sums = chunks.sum(dim=-1).double().numpy()
-    tokens = []
-    for row, row_chunks, row_sums in zip(rows, chunks.numpy(), sums, strict=True):
-        chunk, rest = _invert(row_sums, uniform(row.seed, row.position))
-        within = row_chunks[chunk].astype(np.float64)
-        token, _ = _invert(within, rest / row_sums[chunk])
-        tokens.append(chunk * CHUNK + token)
-    return tokens
+def _draw(logits: np.ndarray, row: SamplingRow) -> int:
+    """The token of one row, whose float32 ``logits`` [vocab] are overwritten; -1 where every token is banned."""
+    _penalise(logits, row)
+    likeliest = int(logits.argmax())
+    largest = logits[likeliest]
+    if not np.isfinite(largest):
+        return -1
+    if row.temperature < GREEDY_TEMPERATURE:
+        return likeliest
+    # exp((logit - largest) / temperature): the likeliest weighs 1 and nothing overflows.
+    logits -= largest
+    logits /= np.float32(row.temperature)
+    weights = np.exp(logits, out=logits)
+    _truncate(weights, row)
+    return _locate(weights, uniform(row.seed, row.position), "right")
 
 
-def _draw_truncated(weights: torch.Tensor, rows: list[SamplingRow]) -> list[int]:
-    vocab = weights.shape[1]
-    widest = max(min(row.top_k, vocab) for row in rows)
-    count = min(vocab, max(SORTED_CANDIDATES, min(widest, MAX_CANDIDATES)) + 1)
-    likeliest, ids = weights.topk(count, dim=-1)
-    tokens = []
-    for i, row in enumerate(rows):
-        row_weights = weights[i].numpy()
-        descending, row_ids = likeliest[i].numpy(), ids[i].numpy()
-        kept = _count_kept(descending, row_weights, row)
-        if kept is None:
-            order = np.argsort(-row_weights, kind="stable")
-            descending, row_ids = row_weights[order], order
-            kept = _count_kept(descending, row_weights, row)
-            assert kept is not None  # every token is among the candidates now
-        if kept < descending.shape[0] and descending[kept - 1] == descending[kept]:
-            row_ids = _lowest_ids(row_weights, descending[kept - 1], kept)
-        candidates = np.sort(row_ids[:kept])
-        index, _ = _invert(row_weights[candidates].astype(np.float64), uniform(row.seed, row.position))
-        tokens.append(int(candidates[index]))
-    return tokens
-
-
-def _count_kept(descending: np.ndarray, weights: np.ndarray, row: SamplingRow) -> int | None:
-    """How many of the likeliest tokens stay, or None where ``descending`` (the likeliest, sorted) is too short to tell.
-
-    ``weights`` [vocab] are those of all tokens; the largest is 1.
-    """
-    vocab, known = weights.shape[0], descending.shape[0]
+def _truncate(weights: np.ndarray, row: SamplingRow) -> None:
+    """In place: weights of tokens that top-k, top-p or min-p drop become 0. The largest weight is 1."""
+    vocab = weights.shape[0]
     kept = min(row.top_k, vocab) if row.top_k > 0 else vocab
-    if row.top_p < 1.0:
-        cumulative = np.cumsum(descending[:kept], dtype=np.float64)
-        if kept <= known:
-            total = float(cumulative[-1])
-        elif row.top_k > 0 and kept < vocab:
-            return None  # the mass of the k likeliest is not known
+    if kept < vocab or row.top_p < 1.0:
+        likeliest = np.partition(weights, -kept)[-kept:] if kept < vocab else weights
+        if row.top_p < 1.0:
+            likeliest = np.sort(likeliest)[::-1]
+            kept = 1 + _locate(likeliest, row.top_p, "left")
+            threshold = likeliest[kept - 1]
         else:
-            total = float(weights.sum(dtype=np.float64))
-        reaching = int(np.searchsorted(cumulative, row.top_p * total, side="left")) + 1
-        if reaching <= cumulative.shape[0]:
-            kept = min(kept, reaching)
-        elif known == vocab or kept <= known:
-            kept = min(kept, known)  # rounding: the sum of all stays a hair below the total
+            threshold = likeliest.min()
+        surplus = int(np.count_nonzero(weights >= threshold)) - kept
+        if surplus > 0:
+            weights[np.flatnonzero(weights == threshold)[-surplus:]] = 0.0
+        weights[weights < threshold] = 0.0
     if row.min_p > 0.0:
-        above = int(np.count_nonzero(descending >= np.float32(row.min_p)))
-        if above < known or known == vocab:
-            kept = min(kept, max(1, above))
-    # The token behind the last kept one must be known too: it may tie with it.
-    return kept if kept < known or known == vocab else None
+        weights[weights < np.float32(row.min_p)] = 0.0
 
 
-def _lowest_ids(weights: np.ndarray, threshold: np.float32, kept: int) -> np.ndarray:
-    """Ids of the ``kept`` likeliest where several tie at ``threshold``: of those the lowest ids."""
-    above = np.flatnonzero(weights > threshold)
-    tied = np.flatnonzero(weights == threshold)
-    return np.concatenate((above, tied[: kept - above.shape[0]]))
+def _locate(weights: np.ndarray, share: float, side: Literal["left", "right"]) -> int:
+    """First index where the cumulative sum of ``weights`` reaches (``left``) or passes (``right``) ``share`` × total.
 
-
-def _invert(weights: np.ndarray, u: float) -> tuple[int, float]:
-    """Where the cumulative sum of float64 ``weights`` passes u × total, and how much of u × total lies in that entry.
-
-    Entries of weight zero are never chosen.
+    Never the index of a weight of 0. Summed in float64: over chunks, then inside the chunk that holds the place.
     """
-    cumulative = np.cumsum(weights)
-    target = u * cumulative[-1]
-    index = int(np.searchsorted(cumulative, target, side="right"))
-    if index >= weights.shape[0] or weights[index] <= 0.0:
-        index = int(np.flatnonzero(weights)[-1])  # u × total rounded up to the total
-    before = float(cumulative[index - 1]) if index > 0 else 0.0
-    return index, max(0.0, float(target) - before)
+    edges = np.arange(0, weights.shape[0], CHUNK)
+    chunks = np.cumsum(np.add.reduceat(weights, edges, dtype=np.float64))
+    target = share * chunks[-1]
+    chunk = min(int(np.searchsorted(chunks, target, side=side)), chunks.shape[0] - 1)
+    if chunk > 0:
+        target -= chunks[chunk - 1]
+    inside = weights[chunk * CHUNK : (chunk + 1) * CHUNK]
+    index = int(np.searchsorted(np.cumsum(inside, dtype=np.float64), target, side=side))
+    if index == inside.shape[0]:
+        # Two ways to sum differ in the last bit: the place fell behind the last weight that counts.
+        return int(np.flatnonzero(weights[: chunk * CHUNK + inside.shape[0]])[-1])
+    return chunk * CHUNK + index
 
 
-def _report(scores: torch.Tensor, token: int, count: int) -> TokenLogprobs:
-    """``scores`` is the raw log-softmax [vocab] of one row."""
-    values, ids = scores.topk(min(count, scores.shape[0]))
-    top = [(i, max(v, LOWEST_LOGPROB)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
-    return TokenLogprobs(token, max(float(scores[token]), LOWEST_LOGPROB), top)
+def _report(logits: np.ndarray, token: int, count: int) -> TokenLogprobs:
+    """Raw log-softmax of one row of float32 ``logits`` [vocab]: the token's, and the ``count`` likeliest."""
+    largest = logits.max()
+    normaliser = float(largest) + float(np.log(np.exp(logits - largest).sum(dtype=np.float64)))
+
+    def logprob(index: int) -> float:
+        return max(float(logits[index]) - normaliser, LOWEST_LOGPROB)
+
+    top: list[int] = []
+    count = min(count, logits.shape[0])
+    if count > 0:
+        threshold = np.partition(logits, -count)[-count]
+        candidates = np.flatnonzero(logits >= threshold)
+        top = candidates[np.argsort(-logits[candidates], kind="stable")][:count].tolist()
+    return TokenLogprobs(token, logprob(token), [(index, logprob(index)) for index in top])

@@ -17,7 +17,7 @@ from kernels.spec import DecoderSpec
 
 
 class PagedModel:
-    """Gives every sequence blocks from a shuffled pool, so that neighbours in a context are never neighbours in memory."""
+    """Gives every sequence blocks from a shuffled pool: neighbours in a context are rarely neighbours in memory."""
 
     def __init__(self, folder: Path, *, block_size: int, num_blocks: int, dtype: torch.dtype = torch.float32) -> None:
         checkpoint = Checkpoint.open(folder)

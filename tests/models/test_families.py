@@ -1,4 +1,4 @@
-"""Every family's logits equal Transformers' own: in one prefill, in chunks, and token by token over scattered blocks."""
+"""Every family's logits equal Transformers' own: in one prefill, in chunks, token by token over scattered blocks."""
 
 from __future__ import annotations
 
