@@ -138,11 +138,11 @@ class KVCacheManager:
         """Extend a running request's table so that the next ``num_new_tokens`` can be written. False, and nothing
         changed, where the blocks are not to be had."""
         size, table, computed = self.block_size, request.block_ids, request.num_computed_tokens
-        missing = max(self.blocks_for(computed + num_new_tokens) - len(table), 0)
+        missing = -(-(computed + num_new_tokens) // size) - len(table)
         # A block that is half full and has other readers must not be written: it is copied first.
-        filling = computed // size
-        copy = computed % size != 0 and self.pool.ref_counts[table[filling]] > 1
-        new = self._take(request, missing + copy)
+        filling, offset = divmod(computed, size)
+        copy = offset > 0 and self.pool.ref_counts[table[filling]] > 1
+        new = self._take(request, max(missing, 0) + copy)
         if new is None:
             return False
         if copy:
@@ -198,8 +198,6 @@ class KVCacheManager:
 
     def _take(self, request: Request, count: int) -> list[int] | None:
         """``count`` blocks for ``request``; None where they are not to be had."""
-        if count > self.pool.num_available:
-            return None
         evicted: list[int] = []
         try:
             blocks = self.pool.take(count, evicted)

@@ -41,7 +41,7 @@ class PlanError(RuntimeError):
     """A discipline planned what must not run: a fault of its code, never of a request."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class StepUpdate:
     """What one step gave; rows as in the :class:`SchedulerOutput`."""
 
@@ -250,7 +250,7 @@ class Scheduler:
         for row, (request, kind, end, sampled) in enumerate(
             zip(output.requests, output.kinds, ends, result.token_ids, strict=True)
         ):
-            if row in dropped:
+            if dropped and row in dropped:
                 continue
             request.num_computed_tokens = end
             tokens = request.token_ids
@@ -274,11 +274,10 @@ class Scheduler:
     @staticmethod
     def _dropped_rows(output: SchedulerOutput, result: ModelRunnerOutput, update: StepUpdate) -> set[int]:
         """Rows that give nothing: stale ones, and those in error, which end their request."""
-        dropped = {
-            row
-            for row, (request, epoch) in enumerate(zip(output.requests, output.epochs, strict=True))
-            if request.epoch != epoch
-        }
+        epochs = [request.epoch for request in output.requests]
+        if epochs == output.epochs and not result.errors:
+            return set()
+        dropped = {row for row, epoch in enumerate(output.epochs) if epoch != epochs[row]}
         for row in result.errors.keys() - dropped:
             update.ended[row] = FinishReason.ERROR
             dropped.add(row)

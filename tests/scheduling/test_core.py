@@ -461,26 +461,53 @@ def _count_requests() -> int:
     return sum(1 for thing in gc.get_objects() if isinstance(thing, Request))
 
 
-def test_a_step_costs_the_same_whoever_waits() -> None:
-    """Counted, not timed: what a step touches does not grow with the queue."""
+def calls_of_a_step(core: EngineCore) -> int:
+    """Counted, not timed: what a step does, whatever else the machine does meanwhile."""
+    count = 0
 
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(profile)
+    try:
+        core.step()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_a_step_costs_the_same_however_many_wait() -> None:
     def calls(waiting: int) -> int:
         core = make_core(num_blocks=600, max_num_seqs=4)
         for request_id in range(1, 5 + waiting):
             core.add_request(request_id, [request_id % 900] * 5, SamplingParams(max_tokens=60), arrival_time=request_id)
         for _ in range(3):
             core.step()
-        count = 0
-
-        def trace(frame: Any, event: str, argument: Any) -> None:
-            nonlocal count
-            count += event in ("call", "c_call")
-
-        sys.setprofile(trace)
-        try:
-            core.step()
-        finally:
-            sys.setprofile(None)
-        return count
+        return calls_of_a_step(core)
 
     assert calls(2_000) <= calls(1) + 5
+
+
+def test_a_step_costs_the_same_however_much_is_cached() -> None:
+    def calls(cached_requests: int) -> int:
+        core = make_core(num_blocks=50_000, block_size=1, token_budget=4_096, runner=ScriptedRunner([5] * 60))
+        for request_id in range(1, cached_requests + 1):
+            prompt = [(request_id * 7 + i) % 1_000 for i in range(1_000)]
+            core.add_request(request_id, prompt, SamplingParams(max_tokens=1))
+        while core.has_work:
+            core.step()
+        assert len(core.keyframe().cached_blocks) == min(1_000 * cached_requests, 50_000)
+        core.add_request(10_000, [3] * 20, SamplingParams(max_tokens=50))
+        core.step()
+        return calls_of_a_step(core)
+
+    # In the full pool the new block is an evicted one: a few calls more, not 50,000.
+    assert calls(52) <= calls(1) + 20
+
+
+def test_the_scheduler_benchmark_measures_decodes() -> None:
+    from tests import scheduler_bench
+
+    assert len(scheduler_bench.measure_steps(running=3, waiting=2, steps=4)) == 4
+    assert all(seconds > 0 for seconds in scheduler_bench.measure_add(64, 3))
