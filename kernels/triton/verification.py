@@ -31,13 +31,16 @@ EPS = 1e-5
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Largest error that rounding explains, for results of a magnitude of a few units."""
-    return {torch.float32: 2e-5, torch.float16: 8e-3, torch.bfloat16: 6e-2}[dtype]
+    """Largest error (:func:`largest_error`) that rounding explains: two or three units in the last place.
+
+    The interpreter cuts bfloat16 off where a GPU rounds to the nearest, which doubles its share.
+    """
+    return {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
 
 
 def largest_error(result: torch.Tensor, expected: torch.Tensor) -> float:
-    """Largest absolute difference; infinite where the result is not finite."""
-    error = (result.float().cpu() - expected).abs()
+    """Largest difference, relative to an expected value above 1; infinite where a result is not finite."""
+    error = (result.float().cpu() - expected).abs() / expected.abs().clamp(min=1.0)
     return float(error.max()) if bool(torch.isfinite(error).all()) else math.inf
 
 
@@ -113,7 +116,7 @@ def kv_write_error(
     rotary_dim: int | None = None,
     num_heads: int = 9,
     num_kv_heads: int = 3,
-    num_tokens: int = 5,
+    num_tokens: int = 3,
     block_size: int = 16,
     qk_norm: bool = False,
     device: str = "cpu",

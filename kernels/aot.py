@@ -1,0 +1,212 @@
+"""Compiles every shipped kernel ahead of time for named GPUs, which need not be there, and measures it interpreted.
+
+Triton decides whether a kernel is compiled or interpreted when the kernel is decorated, once a process. So there are
+two kinds of worker processes, and this module imports neither torch nor triton itself::
+
+    examine ─┬─ compilers   (one a core)   configuration × target -> registers, spills, shared memory
+             └─ interpreter (one)          configuration          -> largest error against its reference
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kernels.triton.configurations import Configuration
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A GPU as a compiler knows it."""
+
+    backend: str
+    """``cuda`` or ``hip``."""
+    arch: int | str
+    warp_size: int
+    shared_limit: int
+    """Most shared memory (LDS) a program may have, in bytes."""
+
+
+# Shared memory per block: CUDA C++ Programming Guide, table of technical specifications per compute capability (the
+# opt-in maximum); 64 KiB of LDS per workgroup on CDNA 3.
+TARGETS: dict[str, Target] = {
+    "sm_80": Target("cuda", 80, 32, 163 * 1024),
+    "sm_89": Target("cuda", 89, 32, 99 * 1024),
+    "sm_90": Target("cuda", 90, 32, 227 * 1024),
+    "sm_120": Target("cuda", 120, 32, 99 * 1024),
+    "gfx942": Target("hip", "gfx942", 64, 64 * 1024),
+}
+DEFAULT_TARGETS = ("sm_80", "sm_90", "gfx942")
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one thread, or one program, of a compiled kernel occupies."""
+
+    registers: int
+    """Vector registers of a thread."""
+    spills: int
+    """32-bit values of a thread that live in memory for want of registers; on AMD scalar registers count too."""
+    shared_bytes: int
+    """Shared memory of a program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    kernel: str
+    config: str
+    tolerance: float
+    """Largest error that rounding explains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One kernel configuration on one target."""
+
+    label: Label
+    target: str
+    resources: Resources | None
+    """None where it did not compile."""
+    max_error: float | None
+    """Against the float32 reference; None where it could not be interpreted."""
+    problem: str
+    """Why it is not ok; empty where it is."""
+
+    def as_json(self) -> dict[str, Any]:
+        resources = self.resources
+        finite = self.max_error is not None and math.isfinite(self.max_error)
+        return {
+            "kernel": self.label.kernel,
+            "target": self.target,
+            "config": self.label.config,
+            "registers": resources.registers if resources else None,
+            "spills": resources.spills if resources else None,
+            "shared_bytes": resources.shared_bytes if resources else None,
+            "max_error": self.max_error if finite else None,
+            "ok": not self.problem,
+        }
+
+
+def examine(targets: list[str], progress: Callable[[int, int], None]) -> list[Finding]:
+    """Compile and measure everything; ``progress(done, total)`` is called after each piece of work.
+
+    A kernel that does not compile or that gives wrong numbers is a finding, not an exception.
+    """
+    context = multiprocessing.get_context("spawn")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with (
+        ProcessPoolExecutor(cores, context, initializer=_start_worker, initargs=(False,)) as compilers,
+        ProcessPoolExecutor(1, context, initializer=_start_worker, initargs=(True,)) as interpreter,
+    ):
+        labels = interpreter.submit(_labels).result()
+        errors = [interpreter.submit(_measure, index) for index in range(len(labels))]
+        compiled = {
+            (index, target): compilers.submit(_compile, index, TARGETS[target])
+            for index in range(len(labels))
+            for target in targets
+        }
+        everything: list[Future[Any]] = [*errors, *compiled.values()]
+        for done, _ in enumerate(as_completed(everything), start=1):
+            progress(done, len(everything))
+    return [_finding(labels[index], target, future, errors[index]) for (index, target), future in compiled.items()]
+
+
+def _finding(label: Label, target: str, compiled: Future[Resources], measured: Future[float]) -> Finding:
+    problems = []
+    resources = max_error = None
+    if failure := compiled.exception():
+        problems.append(f"does not compile: {failure}")
+    else:
+        resources = compiled.result()
+        limit = TARGETS[target].shared_limit
+        if resources.spills:
+            problems.append(f"{resources.spills} spilled registers")
+        if resources.shared_bytes > limit:
+            problems.append(f"{resources.shared_bytes:,} bytes of shared memory where {target} has {limit:,}")
+    if failure := measured.exception():
+        problems.append(f"cannot be interpreted: {failure}")
+    else:
+        max_error = measured.result()
+        if not max_error <= label.tolerance:
+            problems.append(f"error {max_error:.3g}, tolerance {label.tolerance:.3g}")
+    return Finding(label, target, resources, max_error, "; ".join(problems))
+
+
+def _start_worker(interpret: bool) -> None:
+    """Runs before anything imports triton."""
+    os.environ["TRITON_INTERPRET"] = "1" if interpret else "0"
+
+
+def _configurations() -> list[Configuration]:
+    from kernels.triton.configurations import shipped_configurations
+
+    return shipped_configurations()
+
+
+def _labels() -> list[Label]:
+    return [Label(entry.kernel, entry.config, entry.tolerance) for entry in _configurations()]
+
+
+def _measure(index: int) -> float:
+    import torch
+
+    torch.set_num_threads(1)
+    return _configurations()[index].error()
+
+
+def _compile(index: int, target: Target) -> Resources:
+    return compile_configuration(_configurations()[index], target)
+
+
+def compile_configuration(configuration: Configuration, target: Target) -> Resources:
+    """Compile as a launch on such a GPU would, pointers aligned to 16 bytes; the result comes from Triton's cache where
+    it is there. Not in an interpreting process."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature, attributes = {}, {}
+    for position, parameter in enumerate(configuration.function.params):
+        kind = configuration.types.get(parameter.name, "constexpr")
+        signature[parameter.name] = kind
+        if kind.startswith("*") and not parameter.do_not_specialize_on_alignment:
+            attributes[(position,)] = [["tt.divisibility", 16]]
+    compiled = triton.compile(
+        ASTSource(configuration.function, signature, configuration.constants, attributes),
+        target=GPUTarget(target.backend, target.arch, target.warp_size),
+        options={"num_warps": configuration.num_warps, "num_stages": configuration.num_stages},
+    )
+    if target.backend == "hip":
+        registers, spills = _amd_registers(compiled.asm["amdgcn"])
+    else:
+        registers, spills = _nvidia_registers(compiled.asm["cubin"], triton.knobs.nvidia.cuobjdump.path)
+    return Resources(registers, spills, compiled.metadata.shared)
+
+
+def _nvidia_registers(cubin: bytes, cuobjdump: str) -> tuple[int, int]:
+    """Registers, and the thread's stack in 32-bit words: our kernels have no arrays, so only spills live there."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        command = [cuobjdump, "--dump-resource-usage", str(path)]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    usage = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    if usage is None:
+        raise RuntimeError(f"cuobjdump gave no resource usage: {text!r}")
+    return int(usage[1]), -(-int(usage[2]) // 4)
+
+
+def _amd_registers(assembly: str) -> tuple[int, int]:
+    """From the metadata that becomes the code object's note record (LLVM, "User Guide for AMDGPU Backend")."""
+    fields = dict(re.findall(r"\.(vgpr_count|vgpr_spill_count|sgpr_spill_count):\s*(\d+)", assembly))
+    return int(fields["vgpr_count"]), int(fields["vgpr_spill_count"]) + int(fields["sgpr_spill_count"])

@@ -1,0 +1,146 @@
+"""The whole engine on tiny models: through the Triton kernels it gives the CPU backend's ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from engine.config import SchedulerConfig
+from engine.core import EngineCore
+from engine.events import Preempted
+from engine.execution.runner import ModelRunner
+from engine.models.architecture import expected_tensors
+from engine.request import SamplingParams
+from kernels.backend import Backend
+from kernels.cpu.backend import CpuBackend
+from kernels.spec import DecoderSpec
+from kernels.triton.backend import TritonBackend
+from tests.oracles import EngineProbe
+
+VOCAB = 61
+BLOCK_SIZE = 4
+NUM_BLOCKS = 9
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    token_ids: list[list[int]]
+    logprobs: list[float]
+    preemptions: int
+    cached_tokens: int
+
+
+def _spec(**changes: object) -> DecoderSpec:
+    head_dim = int(changes.get("head_dim", 64))  # type: ignore[call-overload]
+    rotary_dim = int(changes.pop("rotary_dim", head_dim))  # type: ignore[call-overload]
+    values = {
+        "architecture": "LlamaForCausalLM",
+        "vocab_size": VOCAB,
+        "hidden_size": 40,
+        "intermediate_size": 56,
+        "num_layers": 2,
+        "num_heads": 3,
+        "num_kv_heads": 1,
+        "head_dim": head_dim,
+        "rms_norm_eps": 1e-5,
+        "max_position": 256,
+        "dtype": torch.float32,
+        "inv_freq": 10_000.0 ** (-torch.arange(0, rotary_dim, 2).float() / rotary_dim),
+    }
+    return DecoderSpec(**{**values, **changes})
+
+
+SPECS = {
+    "group 3, tied": _spec(tie_embeddings=True),
+    "group 2, window 8 in one layer, biases": _spec(
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=80,
+        sliding_window=(8, None),
+        attention_bias=True,
+        attention_out_bias=True,
+        mlp_bias=True,
+    ),
+    "group 5, q/k norm, scaled rotary": _spec(num_heads=5, qk_norm=True, head_dim=16, rope_attention_scaling=1.2),
+    "group 7, partial rotary, a layer without": _spec(
+        num_heads=7, head_dim=96, rotary_dim=24, rope_layers=(True, False)
+    ),
+}
+
+
+def _weights(spec: DecoderSpec) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    tensors = {}
+    for name, shape in expected_tensors(spec).items():
+        values = torch.randn(shape, generator=generator)
+        tensors[name] = 1 + 0.2 * values if name.endswith("norm.weight") else values * 1.5 * shape[-1] ** -0.5
+    return tensors
+
+
+def _run(backend: Backend, spec: DecoderSpec) -> _Outcome:
+    backend.load(spec, _weights(spec))
+    backend.allocate_kv(NUM_BLOCKS + 1, BLOCK_SIZE)
+    core = EngineCore(
+        ModelRunner(backend, spec, BLOCK_SIZE),
+        scheduler=SchedulerConfig(max_num_seqs=4),
+        num_blocks=NUM_BLOCKS,
+        block_size=BLOCK_SIZE,
+        prefix_cache=True,
+        max_model_len=128,
+        vocab_size=VOCAB,
+        token_budget=12,
+    )
+    probe = EngineProbe(core)
+    generator = torch.Generator().manual_seed(9)
+    prompt = torch.randint(0, VOCAB, (20,), generator=generator).tolist()
+    greedy = SamplingParams(max_tokens=4, logprobs=2)
+    drawn = SamplingParams(max_tokens=4, temperature=0.8, top_p=0.9, seed=4, presence_penalty=0.5)
+    # Prompts of one token, on both sides of a block's edge, longer than the budget, with a common beginning.
+    ids = [probe.add(prompt[:length], greedy) for length in (1, 7, 8, 17)]
+    ids += [probe.add(prompt[3:8], drawn), probe.add(prompt[:9], SamplingParams(max_tokens=4))]
+    probe.run()
+    answers = [probe.answers[request_id] for request_id in ids]
+    assert all(answer.last is not None and answer.last.finish_reason == "length" for answer in answers)
+    return _Outcome(
+        token_ids=[answer.token_ids for answer in answers],
+        logprobs=[entry.logprob for answer in answers for entry in answer.logprobs],
+        preemptions=len(probe.of(Preempted)),
+        cached_tokens=sum(answer.last.cached_tokens for answer in answers if answer.last is not None),
+    )
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_ids_of_the_cpu_backend(name: str) -> None:
+    spec = SPECS[name]
+    expected = _run(CpuBackend(), spec)
+    result = _run(TritonBackend("cpu"), spec)
+    assert result.token_ids == expected.token_ids
+    assert len(result.logprobs) == 4 * 4
+    assert max(abs(a - b) for a, b in zip(result.logprobs, expected.logprobs, strict=True)) < 1e-4
+    # The pool is small enough for preemptions and the prompts alike enough for hits: the ids went through all of it.
+    assert result.preemptions > 0 and result.cached_tokens > 0
+    assert len({token for answer in result.token_ids for token in answer}) > 10
+
+
+def test_a_bad_row_of_logits_is_marked_and_alone() -> None:
+    from kernels.sampling import SamplingBatch, SamplingRow
+
+    logits = torch.zeros(4, 8)
+    logits[0, 3] = logits[3, 5] = 1.0
+    logits[1, 2] = float("nan")
+    logits[2, 6] = 1.0
+    rows = [SamplingRow(), SamplingRow(), SamplingRow(temperature=1.0, top_k=1, logprobs=1), SamplingRow()]
+    sampled = TritonBackend("cpu").sample(logits, SamplingBatch(rows))
+    assert sampled.token_ids.tolist() == [3, -1, 6, 5]
+    assert [report is not None for report in sampled.logprobs] == [False, False, True, False]
+
+
+def test_a_storage_takes_what_it_says() -> None:
+    spec = SPECS["group 2, window 8 in one layer, biases"]
+    backend = TritonBackend("cpu")
+    backend.load(spec, _weights(spec))
+    backend.allocate_kv(7, 16)
+    assert backend.kv.nbytes == 7 * backend.kv_bytes_per_block(16)
+    assert torch.count_nonzero(backend.kv) == 0

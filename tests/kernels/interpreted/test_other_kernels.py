@@ -1,0 +1,129 @@
+"""Rotary with the KV write, norms, activation and block copies against their float32 references."""
+
+from __future__ import annotations
+
+import mmap
+
+import pytest
+import torch
+
+from kernels.triton.block_copy import copy_blocks, copy_blocks_kernel, copy_constants, independent_waves
+from kernels.triton.kv_write import kv_write
+from kernels.triton.reference import copy_blocks_reference
+from kernels.triton.verification import (
+    activation_error,
+    copy_error,
+    kv_write_error,
+    norm_error,
+    tolerance,
+)
+
+FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
+@pytest.mark.parametrize("group", [1, 3, 5, 7])
+def test_kv_write(group: int, head_dim: int) -> None:
+    error = kv_write_error(head_dim=head_dim, num_heads=2 * group, num_kv_heads=2)
+    assert error <= tolerance(FP32)
+
+
+@pytest.mark.parametrize("rotary_dim", [0, 16, 32, 40, 80])
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_kv_write_with_partial_rotary(rotary_dim: int, qk_norm: bool) -> None:
+    error = kv_write_error(head_dim=80, rotary_dim=rotary_dim, num_heads=10, num_kv_heads=10, qk_norm=qk_norm)
+    assert error <= tolerance(FP32)
+
+
+@pytest.mark.parametrize("dtype", [FP16, BF16])
+def test_kv_write_in_half_precision(dtype: torch.dtype) -> None:
+    assert kv_write_error(dtype=dtype, num_heads=3, num_kv_heads=1, qk_norm=True) <= tolerance(dtype)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 256])
+def test_kv_write_with_other_block_sizes(block_size: int) -> None:
+    assert kv_write_error(block_size=block_size, num_heads=3, num_kv_heads=1) <= tolerance(FP32)
+
+
+def test_kv_write_beyond_two_to_the_31() -> None:
+    block_size, head_dim = 16, 64
+    block = block_size * head_dim
+    high = 2**31 // block + 7
+    memory = mmap.mmap(-1, (high + 2) * block * 2, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+    def blocks(first: int) -> torch.Tensor:
+        flat = torch.frombuffer(memory, dtype=FP16, count=block, offset=first * block * 2)
+        return flat.view(1, 1, block_size, head_dim)
+
+    qkv = torch.randn(1, 3 * head_dim).to(FP16)
+    still = torch.zeros(1, head_dim // 2)  # angles of 0: keys are written as they are
+    slot = torch.tensor([high * block_size + 3])
+    # The values' cache starts one block after the keys'.
+    kv_write(qkv, blocks(0), blocks(1), slot, still.cos(), still.sin(), num_heads=1)
+    for first, part in ((high, 1), (high + 1, 2)):
+        expected = torch.zeros(1, 1, block_size, head_dim, dtype=FP16)
+        expected[0, 0, 3] = qkv[0, part * head_dim : (part + 1) * head_dim]
+        assert torch.equal(blocks(first), expected)
+
+
+@pytest.mark.parametrize("dtype", [FP32, FP16, BF16])
+@pytest.mark.parametrize("columns", [1, 64, 577])
+@pytest.mark.parametrize("residual", [False, True])
+def test_rms_norm(dtype: torch.dtype, columns: int, residual: bool) -> None:
+    assert norm_error(dtype=dtype, columns=columns, residual=residual) <= tolerance(dtype)
+
+
+@pytest.mark.parametrize("dtype", [FP32, FP16, BF16])
+@pytest.mark.parametrize("width", [2, 1024, 1537])
+def test_silu_mul(dtype: torch.dtype, width: int) -> None:
+    assert activation_error(dtype=dtype, width=width) <= tolerance(dtype)
+
+
+@pytest.mark.parametrize("elements", [2 * 16 * 80, 4096, 17])
+def test_copies_are_exact(elements: int) -> None:
+    assert copy_error(elements=elements, pairs=[(1, 2), (3, 4), (1, 5)], dtype=BF16) == 0.0
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [(1, 2), (2, 3)],  # a copy of a copy
+        [(1, 2), (3, 1)],  # a source that is written again
+        [(1, 2), (3, 2)],  # a destination written twice
+        [(1, 2), (2, 1)],
+        [(1, 1), (1, 2)],
+        [],
+    ],
+)
+def test_dependent_copies_happen_in_order(pairs: list[tuple[int, int]]) -> None:
+    assert copy_error(pairs=pairs) == 0.0
+
+
+def test_independent_copies_share_a_launch() -> None:
+    assert independent_waves([(1, 2), (1, 3), (4, 5)]) == [[(1, 2), (1, 3), (4, 5)]]
+    assert independent_waves([(1, 2), (3, 1)]) == [[(1, 2)], [(3, 1)]]
+
+
+def test_copies_leave_the_other_blocks_alone() -> None:
+    kv = torch.randn(2, 6, 33)
+    before = kv.clone()
+    copy_blocks(kv, [(1, 4)])
+    assert torch.equal(kv, copy_blocks_reference(before, [(1, 4)]))
+    assert not torch.equal(kv, before)
+
+
+def test_copies_beyond_two_to_the_31() -> None:
+    """Two planes whose second one begins behind 2^31 elements."""
+    elements, num_blocks = 1024, 2**21 + 3
+    memory = mmap.mmap(-1, 2 * (num_blocks + 4) * elements * 2, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+    def block(plane: int, index: int) -> torch.Tensor:
+        offset = (plane * num_blocks + index) * elements * 2
+        return torch.frombuffer(memory, dtype=FP16, count=elements, offset=offset)
+
+    block(0, 1).fill_(1.0)
+    block(1, 1).fill_(2.0)
+    pairs = torch.tensor([[1, num_blocks - 1]])
+    copy_blocks_kernel[(1, 2, 1)](block(0, 0), pairs, num_blocks, **copy_constants(elements))
+    assert bool((block(0, num_blocks - 1) == 1.0).all())
+    assert bool((block(1, num_blocks - 1) == 2.0).all())
