@@ -22,6 +22,7 @@ import numpy as np
 from PySide6.QtCore import QObject, QTimer
 from PySide6.QtWidgets import QApplication
 
+from app.chat.conversation import Conversation
 from app.demo import DemoOutcome, DemoPlan, LoadingReport
 from app.engine_bridge import EngineBridge
 from app.main_window import MainWindow
@@ -95,7 +96,7 @@ class DemoDriver(QObject):
         self._frames_before = 0
         self._info: ModelInfo | None = None
         self._passes = 0
-        self._chats = 0
+        self._chats: list[Conversation] = []
         self._silence = self._timer(self._silent)
         self._deadline = self._timer(self._time_is_up)
         self._second_question = self._timer(self._ask)
@@ -149,9 +150,9 @@ class DemoDriver(QObject):
 
     def _ask(self) -> None:
         """A chat of its own among the load's requests."""
-        self._window.chat.new_conversation()
-        if self._window.chat.send(QUESTIONS[self._chats % len(QUESTIONS)]):
-            self._chats += 1
+        conversation = self._window.chat.new_conversation()
+        if self._window.chat.send(QUESTIONS[len(self._chats)]):
+            self._chats.append(conversation)
 
     def _start_load(self) -> None:
         self._window.load_panel.start()
@@ -192,10 +193,13 @@ class DemoDriver(QObject):
         QApplication.instance().exit()
 
     def _picture(self) -> str | None:
-        """Saves what the window shows; gives the path."""
+        """Saves what the window shows, with the chat that has most to show; gives the path."""
         path = self._plan.screenshot
         if path is None:
             return None
+        if self._chats:
+            self._window.chat.open_conversation(max(self._chats, key=lambda c: sum(len(m.text) for m in c.messages)))
+            QApplication.processEvents()
         if not self._window.grab().save(str(path), "PNG"):
             self.outcome.error = self.outcome.error or f"the picture cannot be saved to {path}"
             return None
@@ -218,7 +222,7 @@ class DemoDriver(QObject):
             "steps": totals.steps,
             "preemptions": totals.preemptions,
             "recomputed_tokens": totals.recomputed_tokens,
-            "chats": self._chats,
+            "chats": len(self._chats),
             "scenario_passes": self._passes,
             "frames": frames,
             "frame_ms_p50": p50,

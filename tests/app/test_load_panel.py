@@ -1,0 +1,175 @@
+"""The load panel in the real window, on a scripted engine."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QApplication
+
+from app.lab.load_panel import LoadPanel
+from engine.messages import Abort, AddRequest
+from engine.workload import list_scenarios
+from tests.app.conftest import Rig
+
+
+@pytest.fixture
+def panel(rig: Rig) -> LoadPanel:
+    rig.window.arrange("lab")
+    rig.load()
+    rig.window.load_panel.clock = lambda: rig.client.runner.now
+    return rig.window.load_panel
+
+
+def run_to_the_end(rig: Rig, panel: LoadPanel, most: int = 2_000) -> dict:
+    ended: list[dict] = []
+    panel.finished.connect(ended.append)
+    for _ in range(most):
+        rig.step()
+        if ended:
+            break
+    rig.wait_for(lambda: bool(ended))
+    return ended[0]
+
+
+def sent(rig: Rig) -> list[AddRequest]:
+    return [c for c in rig.client.sent if isinstance(c, AddRequest)]
+
+
+def test_every_scenario_and_ranges_are_offered(panel: LoadPanel) -> None:
+    names = [panel.source.itemData(i) for i in range(panel.source.count())]
+    assert names == [*list_scenarios(), None]
+    panel.select_scenario("bus-and-metro")
+    assert "Three requests at once" in panel.watch.text() and not panel.form.isVisibleTo(panel)
+    panel.select_ranges()
+    assert panel.form.isVisibleTo(panel) and not panel.watch.isVisibleTo(panel)
+
+
+def test_a_scenario_runs_to_its_result(rig: Rig, panel: LoadPanel, qtbot) -> None:
+    panel.select_scenario("bus-and-metro")
+    qtbot.mouseClick(panel.start_button, Qt.MouseButton.LeftButton)
+    assert not panel.start_button.isEnabled() and panel.stop_button.isEnabled() and not panel.source.isEnabled()
+    assert [(c.prompt_tokens, c.ends_after) for c in sent(rig)] == [(100, 50), (200, 150), (150, 80)]
+    summary = run_to_the_end(rig, panel)
+    assert (summary["completed"], summary["total_output_tokens"]) == (3, 280)
+    assert panel.result.figures["completed"].text() == "3 of 3"
+    assert panel.result.figures["output tokens"].text() == "280"
+    assert panel.percentiles.cells["p50_ttft_ms"].text() not in ("–", "n/a", "")
+    assert panel.progress.value() == panel.progress.maximum() == 3
+    assert panel.start_button.isEnabled() and not panel.stop_button.isEnabled()
+    assert json.loads(panel.result_json())["completed"] == 3
+    qtbot.mouseClick(panel.copy_button, Qt.MouseButton.LeftButton)
+    assert json.loads(QApplication.clipboard().text())["completed"] == 3
+
+
+def test_its_requests_are_in_the_scope_and_share_the_selection(rig: Rig, panel: LoadPanel) -> None:
+    panel.select_scenario("bus-and-metro")
+    panel.start()
+    rig.step(3)
+    first = panel.run.request_ids[0]
+    assert first in rig.state.requests
+    rig.window.selection.select(first)
+    assert panel.table.currentIndex().row() == 0
+    panel.table.selectRow(2)
+    assert rig.window.selection.request_id == panel.run.request_ids[2]
+    run_to_the_end(rig, panel)
+
+
+def test_stop_aborts_and_keeps_what_completed(rig: Rig, panel: LoadPanel, qtbot) -> None:
+    panel.select_scenario("bus-and-metro")
+    panel.start()
+    rig.step(70)  # the shortest is done
+    rig.wait_for(lambda: panel.run.recorder.ended == 1)
+    qtbot.mouseClick(panel.stop_button, Qt.MouseButton.LeftButton)
+    assert len([c for c in rig.client.sent if isinstance(c, Abort)]) == 2
+    summary = run_to_the_end(rig, panel)
+    assert (summary["completed"], summary["unfinished"]) == (1, 2)
+    assert panel.result.figures["not finished"].text() == "2"
+    assert panel.start_button.isEnabled()
+    assert rig.client.core.keyframe().requests == []
+
+
+def test_one_token_answers_show_no_sample(rig: Rig, panel: LoadPanel) -> None:
+    panel.select_ranges()
+    panel.form.output_low.setValue(1)
+    panel.form.output_high.setValue(1)
+    panel.form.requests.setValue(3)
+    panel.start()
+    run_to_the_end(rig, panel)
+    assert panel.percentiles.cells["p99_tpot_ms"].text() == "n/a"
+    assert panel.percentiles.cells["mean_itl_ms"].text() == "n/a"
+    assert panel.percentiles.cells["mean_ttft_ms"].text() != "n/a"
+
+
+def test_ranges_that_the_model_cannot_hold_are_refused_with_the_numbers(panel: LoadPanel) -> None:
+    panel.select_ranges()
+    assert panel.start_button.isEnabled()
+    panel.form.output_high.setValue(5_000)
+    assert not panel.start_button.isEnabled()
+    assert "5,128" in panel.notice.text() and "2,048" in panel.notice.text()
+    panel.form.output_high.setValue(64)
+    assert panel.start_button.isEnabled() and not panel.notice.isVisibleTo(panel)
+
+
+def test_options_the_engine_lacks_are_said_and_one_click_away(rig: Rig, panel: LoadPanel, qtbot) -> None:
+    panel.select_scenario("kv-crunch")
+    assert "kv blocks 24 (now automatic)" in panel.notice.text()
+    assert panel.restart_button.isVisibleTo(panel) and panel.start_button.isEnabled()
+    qtbot.mouseClick(panel.restart_button, Qt.MouseButton.LeftButton)
+    assert rig.client.loaded[-1].cache.num_blocks == 24
+    rig.client.ready()
+    rig.wait_for(lambda: rig.bridge.state == "ready")
+    assert not panel.restart_button.isVisibleTo(panel)
+    panel.select_scenario("bus-and-metro")
+    assert "kv blocks automatic (now 24)" in panel.notice.text()
+
+
+def test_refusals_are_shown(rig: Rig, panel: LoadPanel) -> None:
+    rig.client.refusal = ""
+    panel.select_ranges()
+    panel.form.prompt_low.setValue(1_100)
+    panel.form.prompt_high.setValue(1_100)
+    panel.form.requests.setValue(2)
+    assert "64 blocks of 16" in panel.notice.text(), "said before"
+    panel.start()
+    summary = run_to_the_end(rig, panel)
+    assert summary["failed"] == 2
+    assert "2 ×" in panel.faults.text() and panel.faults.isVisibleTo(panel)
+    assert panel.result.figures["output tokens/s"].text() in ("n/a", "0.0")
+
+
+def test_a_death_in_the_middle_is_said_and_the_partial_result_kept(rig: Rig, panel: LoadPanel) -> None:
+    panel.select_scenario("bus-and-metro")
+    panel.start()
+    rig.step(70)
+    rig.wait_for(lambda: panel.run.recorder.ended == 1)
+    rig.client.kill()
+    rig.wait_for(lambda: rig.bridge.state == "dead")
+    assert "SIGKILL" in panel.faults.text()
+    assert panel.result.figures["completed"].text() == "1 of 3"
+    assert not panel.start_button.isEnabled() and "restart it" in panel.notice.text()
+    rig.bridge.restart()
+    rig.client.ready()
+    rig.wait_for(lambda: rig.bridge.state == "ready")
+    assert panel.start_button.isEnabled()
+
+
+def test_without_an_engine_it_says_what_to_do(rig: Rig) -> None:
+    panel = rig.window.load_panel
+    assert not panel.start_button.isEnabled()
+    assert "load one" in panel.notice.text()
+    panel.start()
+    assert panel.run is None
+
+
+def test_everything_has_a_name_for_a_screen_reader(panel: LoadPanel) -> None:
+    for widget in (
+        panel.source,
+        panel.start_button,
+        panel.stop_button,
+        panel.progress,
+        panel.table,
+        panel.form.requests,
+    ):
+        assert widget.accessibleName()
