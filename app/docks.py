@@ -125,7 +125,7 @@ ARRANGEMENTS: dict[ArrangementName, Arrangement] = {
 
 
 def arrange(window: QMainWindow, docks: dict[str, QDockWidget], arrangement: Arrangement) -> None:
-    """Puts the docks where the arrangement has them and hides the others."""
+    """Puts the docks where the arrangement has them. The others wait, hidden, as tabs of its last group."""
     for dock in docks.values():
         dock.setFloating(False)
         window.removeDockWidget(dock)
@@ -138,9 +138,19 @@ def arrange(window: QMainWindow, docks: dict[str, QDockWidget], arrangement: Arr
             window.splitDockWidget(docks[above.docks[0]], docks[group.docks[0]], Qt.Orientation.Vertical)
         for group in column.groups:
             _stack(window, [docks[name] for name in group.docks])
+    last = arrangement.columns[-1].groups[-1].docks
+    for dock in _others(docks, arrangement):
+        window.tabifyDockWidget(docks[last[-1]], dock)
+        dock.hide()
+    docks[last[0]].raise_()
     window.addDockWidget(Qt.DockWidgetArea.BottomDockWidgetArea, docks[arrangement.bottom[0]])
     _stack(window, [docks[name] for name in arrangement.bottom])
     _size(window, docks, arrangement)
+
+
+def _others(docks: dict[str, QDockWidget], arrangement: Arrangement) -> list[QDockWidget]:
+    placed = {name for column in arrangement.columns for group in column.groups for name in group.docks}
+    return [dock for name, dock in docks.items() if name not in placed and name not in arrangement.bottom]
 
 
 def _stack(window: QMainWindow, group: list[QDockWidget]) -> None:

@@ -124,7 +124,9 @@ class QueuePanel(ScopePanel):
             self.table.setColumnWidth(column, width)
         self.table.setWordWrap(True)
         self.table.selectionModel().currentRowChanged.connect(self._row_chosen)
-        self.table.horizontalHeader().sectionResized.connect(self._fit_rows)
+        # Whether the bar is there must not depend on the rows, whose heights depend on the room beside it.
+        self.table.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOn)
+        self.table.resized.connect(self._fit)
         self._heights: dict[tuple[int, str], int] = {}
         self._summary = self.add_trailing_text()
         self._following = False
@@ -135,13 +137,18 @@ class QueuePanel(ScopePanel):
     def refresh(self) -> None:
         state = self.source.state
         rows = queue_rows(state, self.source.scheduler)
+        self._following = True  # a row that goes moves the view's current row: that is no choice of the user's
         self.model.show_rows(rows)
-        self._fit_columns()
-        self._fit_rows()
+        self._following = False
+        self._fit()
         self._follow_selection()
         running = sum(row.phase not in ("waiting", "preempted") for row in rows)
         self._summary.say(f"{running:,} running · {len(rows) - running:,} waiting")
         self.sentence.setText(self._sentence(rows))
+
+    def _fit(self) -> None:
+        self._fit_columns()
+        self._fit_rows()
 
     def _fit_columns(self) -> None:
         """Columns that say nothing, or too little for the room they take, leave it to the reasons."""

@@ -116,7 +116,7 @@ def test_a_slow_window_misses_frames_but_no_count(bridge, client, qtbot) -> None
     make_ready(bridge, client, qtbot)
     for _ in range(2):
         bridge.add_request(params=SamplingParams(max_tokens=600), prompt_tokens=8)
-    assert client.step(700) > 600  # the window has not turned its loop once
+    assert client.step(700) >= 600  # the window has not turned its loop once
     qtbot.waitUntil(lambda: bridge.run_state.totals.finished == 2)
     assert bridge.run_state.totals.output_tokens == 1200
     assert bridge.run_state.missed_steps > 0

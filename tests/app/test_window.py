@@ -1,0 +1,484 @@
+"""The real window on a scripted engine: what it shows, that selecting and colouring agree, that it costs nothing idle."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PySide6.QtCore import QEvent, QObject, QPoint, QSettings, Qt
+from PySide6.QtGui import QImage
+from PySide6.QtWidgets import QAbstractButton, QLabel, QWidget
+
+from app.engine_bridge import EngineBridge
+from app.main_window import MainWindow
+from app.theme import Theme, request_color
+from engine.config import EngineConfig, SchedulerConfig
+from engine.messages import Abort
+from engine.request import SamplingParams
+from tests.app.conftest import Rig
+from tests.app.scripted import ScriptedClient
+
+MakeRig = Callable[..., Rig]
+
+
+def pixels(widget: QWidget) -> np.ndarray:
+    """uint8 [height, width, 3], red first."""
+    image = widget.grab().toImage().convertToFormat(QImage.Format.Format_RGB32)
+    raw = np.frombuffer(image.constBits(), dtype=np.uint8).reshape(image.height(), image.bytesPerLine() // 4, 4)
+    return raw[:, : image.width(), 2::-1].copy()
+
+
+def has_color(picture: np.ndarray, color) -> bool:
+    return bool((picture == np.array([color.red(), color.green(), color.blue()])).all(axis=2).any())
+
+
+class PaintCounter(QObject):
+    """Counts paint events under a widget."""
+
+    def __init__(self, root: QWidget) -> None:
+        super().__init__()
+        self.count = 0
+        for widget in (root, *root.findChildren(QWidget)):
+            widget.installEventFilter(self)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        self.count += event.type() == QEvent.Type.Paint
+        return False
+
+
+def crunch(rig: Rig, *, until_preempted: bool = True) -> None:
+    """Requests in a pool too small for them, stopped while some run and some wait."""
+    rig.load()
+    for number in range(6):
+        rig.add(60, 120, user="ab"[number % 2])
+        rig.step(2)
+    while until_preempted and not rig.state.ledger:
+        rig.step(3)
+    rig.step(2)
+
+
+@pytest.fixture
+def busy(make_rig: MakeRig) -> Rig:
+    rig = make_rig(num_blocks=24, token_budget=48)
+    crunch(rig)
+    assert rig.state.num_running and rig.state.num_waiting
+    return rig
+
+
+# What it shows -------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_window_says_in_every_panel_what_to_do(rig: Rig) -> None:
+    rig.window.arrange("monitor")
+    rig.settle()
+    for panel in rig.window.panels.values():
+        assert panel.pages.is_empty and panel.is_seen()
+        assert len(panel.pages.empty.text) > 30 and panel.pages.empty.text.endswith(".")
+
+
+def test_a_run_fills_every_panel(busy: Rig) -> None:
+    busy.window.arrange("monitor")
+    busy.step(1)
+    busy.settle()
+    for panel in busy.window.panels.values():
+        assert not panel.pages.is_empty, panel.title
+    gauges = busy.window.top_bar
+    gauges.refresh()
+    assert gauges.running.text == str(busy.state.num_running)
+    assert gauges.waiting.text == str(busy.state.num_waiting)
+    assert gauges.preempted.text == str(busy.state.totals.preemptions)
+    assert gauges.output.text.endswith("tok/s") and not gauges.output.text.startswith("0")
+
+
+def test_the_queue_shows_whole_reasons(busy: Rig) -> None:
+    busy.window.arrange("monitor")
+    busy.settle()
+    panel = busy.window.panels["queue"]
+    rows = panel.model.rows
+    assert {row.request_id for row in rows} == set(busy.state.requests)
+    waiting = [row for row in rows if row.phase in ("waiting", "preempted")]
+    width = panel.table.columnWidth(6)
+    for row in waiting:
+        place = panel.model.place_of(row.request_id)
+        box = panel.table.fontMetrics().boundingRect(0, 0, width - 8, 10_000, Qt.TextFlag.TextWordWrap, row.why)
+        assert panel.table.rowHeight(place) >= box.height()
+        assert panel.model.index(place, 6).data(Qt.ItemDataRole.ToolTipRole) == row.why
+    # With nothing selected the sentence is that of the head of the queue.
+    assert waiting[0].why in panel.sentence.text()
+
+
+def test_the_ledger_tells_who_for_whom_and_the_cost(busy: Rig) -> None:
+    busy.window.arrange("monitor")
+    busy.settle()
+    model = busy.window.panels["ledger"].model
+    entry = busy.state.ledger[-1]
+    cells = [model.index(0, column).data() for column in range(5)]
+    assert cells[0] == f"{entry.step:,}" and cells[1] == str(entry.event.request_id)
+    assert cells[2] in (str(entry.event.beneficiary), "itself")
+    assert f"{entry.event.tokens:,} token" in cells[3] and cells[4] == entry.event.rule
+
+
+def test_a_request_has_its_hue_in_map_and_timeline(busy: Rig) -> None:
+    busy.window.arrange("monitor")
+    busy.settle()
+    blocks = pixels(busy.window.panels["blocks"].view)
+    for request in busy.state.requests.values():
+        if request.blocks:
+            assert has_color(blocks, request_color(request.request_id, busy.theme))
+    lanes = pixels(busy.window.panels["timeline"].plot)
+    for state in (busy.theme.decode, busy.theme.prefill, busy.theme.preempted):
+        assert has_color(lanes, state)
+
+
+def test_bars_do_not_alias(busy: Rig) -> None:
+    busy.window.arrange("monitor")
+    busy.settle()
+    plot = busy.window.panels["occupancy"].plot
+    picture = pixels(plot)
+    row = picture[plot.area.bottom() - 1, plot.area.left() : plot.area.right() + 1]
+    theme = busy.theme
+    allowed = {c.getRgb()[:3] for c in (theme.decode, theme.prefill, theme.preempted, theme.card)}
+    assert {tuple(int(v) for v in pixel) for pixel in row} <= allowed  # no blended column
+    filled = (row != np.array(theme.card.getRgb()[:3])).any(axis=1)
+    starts = np.flatnonzero(filled[1:] & ~filled[:-1])
+    assert len(starts) > 10 and set(np.diff(starts)) == {3}
+
+
+def test_what_a_block_is_can_be_read(busy: Rig) -> None:
+    from app.scope.block_map import block_sentence
+
+    request = next(r for r in busy.state.requests.values() if len(r.blocks) > 1)
+    text = block_sentence(busy.state, request.blocks[1])
+    assert f"request {request.request_id}" in text and "from token 16 on" in text and "16 tokens of 16 written" in text
+    free = next((b for b in range(1, 25) if not busy.state.block_refs[b] and not busy.state.block_hashed[b]), None)
+    if free is not None:
+        assert block_sentence(busy.state, free).endswith("free")
+
+
+# Selecting -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_click_anywhere_selects_everywhere(busy: Rig) -> None:
+    window = busy.window
+    window.arrange("monitor")
+    busy.settle()
+    request = [r for r in busy.state.requests.values() if r.blocks][-1]
+    view = window.panels["blocks"].view
+    cell = request.blocks[0] - 1
+    row, column = divmod(cell, view.shape.columns)
+    middle = QPoint(column * view.shape.pitch + 3, row * view.shape.pitch + 3)
+    assert view.block_at(middle) == request.blocks[0]
+    busy.qtbot.mouseClick(view, Qt.MouseButton.LeftButton, pos=middle)
+    assert window.selection.request_id == request.request_id
+    queue = window.panels["queue"]
+    assert queue.model.rows[queue.table.currentIndex().row()].request_id == request.request_id
+    assert queue.sentence.text().startswith(f"Request {request.request_id}:")
+    assert has_color(pixels(view), busy.theme.text)  # the frame of selected cells
+
+    timeline = window.panels["timeline"].plot
+    lane = next(i for i, lane in enumerate(timeline._rows) if lane.request_id != request.request_id)
+    busy.qtbot.mouseClick(timeline, Qt.MouseButton.LeftButton, pos=QPoint(200, timeline._top(lane) + 3))
+    assert window.selection.request_id == timeline._rows[lane].request_id
+
+    queue.table.selectRow(0)
+    queue.table.setCurrentIndex(queue.model.index(0, 0))
+    assert window.selection.request_id == queue.model.rows[0].request_id
+
+    ledger = window.panels["ledger"]
+    ledger.table.clicked.emit(ledger.model.index(0, 1))
+    assert window.selection.request_id == busy.state.ledger[-1].event.request_id
+
+
+def test_a_selection_outlives_its_request(busy: Rig) -> None:
+    busy.window.arrange("monitor")
+    chosen = next(iter(busy.state.requests))
+    busy.window.selection.select(chosen)
+    busy.bridge.abort(chosen)
+    assert Abort(chosen) in busy.client.sent
+    busy.step(2)
+    assert chosen not in busy.state.requests
+    busy.settle(250)
+    assert busy.window.panels["queue"].model.place_of(chosen) is None
+
+
+def test_the_timeline_zooms_pans_and_returns(busy: Rig) -> None:
+    busy.window.arrange("monitor")
+    busy.settle()
+    panel = busy.window.panels["timeline"]
+    view = panel.plot.view
+    whole = view.window()
+    assert view.live and whole.begin <= view.lanes.begin + 1e-6
+    busy.qtbot.keyClick(panel.plot, Qt.Key.Key_Plus)
+    assert view.live and view.window().end - view.window().begin < whole.end - whole.begin
+    busy.qtbot.keyClick(panel.plot, Qt.Key.Key_Left)
+    assert not view.live and panel.live_button.isVisible()
+    moved = view.window()
+    busy.step(3)
+    assert view.window() == moved  # looking back, nothing slides away
+    busy.qtbot.mouseClick(panel.live_button, Qt.MouseButton.LeftButton)
+    assert view.live and not panel.live_button.isVisible()
+
+
+# What it costs -------------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_window_paints_nothing(busy: Rig) -> None:
+    busy.window.arrange("monitor")
+    busy.step(10_000)
+    busy.settle(300)
+    counter = PaintCounter(busy.window)
+    busy.settle(600)
+    assert counter.count == 0
+
+
+def test_hidden_panels_do_no_work_and_catch_up(busy: Rig) -> None:
+    window = busy.window
+    window.arrange("chat")
+    window.docks["queue"].close()
+    busy.settle()
+    refreshed: list[str] = []
+    for name, panel in window.panels.items():
+        panel.refreshed.connect(lambda name=name: refreshed.append(name))
+    busy.step(3)
+    busy.settle()
+    assert "occupancy" in refreshed and "queue" not in refreshed and "latency" not in refreshed
+    before = list(busy.window.panels["queue"].model.rows)
+    busy.step(1)
+    window.docks["queue"].show()
+    busy.settle()
+    assert "queue" in refreshed and busy.window.panels["queue"].model.rows != before
+
+
+def test_frames_are_counted_only_when_a_step_was_drawn(busy: Rig) -> None:
+    stats = busy.window.frame_stats
+    before = stats.frames
+    busy.window.update()
+    busy.settle()
+    assert stats.frames == before
+    busy.step(1)
+    busy.settle()
+    assert stats.frames == before + 1
+    assert len(stats.milliseconds) == stats.frames and all(0 < ms < 5000 for ms in stats.milliseconds)
+
+
+def test_the_window_needs_neither_torch_nor_a_second_plotting_library() -> None:
+    code = (
+        "import sys, app.main_window; "
+        "bad = [m for m in ('torch', 'triton', 'transformers', 'gguf', 'pyqtgraph') if m in sys.modules]; "
+        "sys.exit(', '.join(bad) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_five_hundred_requests_and_many_blocks(make_rig: MakeRig) -> None:
+    rig = make_rig(num_blocks=16_384, token_budget=512, scheduler=SchedulerConfig(max_num_seqs=256))
+    rig.window.arrange("monitor")
+    rig.load()
+    for _ in range(500):
+        rig.add(32, 400)
+    begun = time.thread_time()
+    rig.step(40)
+    for _ in range(20):
+        rig.step(1)
+    assert (time.thread_time() - begun) / 60 < 0.25  # steps of the engine included, on a slow and shared machine
+    assert rig.window.panels["queue"].model.rowCount() == len(rig.state.requests) == 500
+    assert rig.window.panels["blocks"].view.shape.cells == 16_384
+
+
+# Light and dark, sizes, arrangements ---------------------------------------------------------------------------------
+
+
+def test_the_scheme_changes_while_it_runs(busy: Rig) -> None:
+    busy.window.arrange("monitor")
+    busy.settle()
+    for scheme in ("light", "dark", "light"):
+        busy.theme.set_scheme(scheme)
+        busy.settle()
+        for name in ("occupancy", "blocks", "timeline", "throughput", "queue"):
+            picture = pixels(busy.window.panels[name].content)
+            assert has_color(picture, busy.theme.card), (scheme, name)
+        assert has_color(pixels(busy.window.panels["occupancy"].content), busy.theme.decode)
+        assert has_color(pixels(busy.window), busy.theme.window)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown", "hidden"),
+    [
+        ("chat", {"chats", "chat", "occupancy", "blocks", "queue", "throughput", "timeline"}, {"load"}),
+        ("monitor", {"occupancy", "blocks", "queue", "ledger", "throughput", "latency", "timeline"}, {"chats", "load"}),
+        ("lab", {"load", "occupancy", "blocks", "queue", "timeline"}, {"chats"}),
+    ],
+)
+@pytest.mark.parametrize("size", [(1100, 700), (1440, 900)])
+def test_the_arrangements(
+    make_rig: MakeRig, name: str, shown: set[str], hidden: set[str], size: tuple[int, int]
+) -> None:
+    rig = make_rig(*size)
+    rig.window.arrange(name)
+    rig.settle()
+    assert (rig.window.width(), rig.window.height()) == size  # nothing forces it larger
+    for dock in shown:
+        place = rig.window.docks[dock]
+        assert place.isVisible() and not place.visibleRegion().isEmpty(), dock
+        corner = place.mapTo(rig.window, QPoint(place.width(), place.height()))
+        assert corner.x() <= size[0] and corner.y() <= size[1], dock
+        assert place.width() >= 100 and place.height() >= 100, dock
+    for dock in hidden:
+        assert not rig.window.docks[dock].isVisible()
+
+
+def test_the_layout_is_kept(qtbot, theme: Theme, tmp_path: Path) -> None:
+    def window() -> MainWindow:
+        settings = QSettings(str(tmp_path / "window.ini"), QSettings.Format.IniFormat)
+        bridge = EngineBridge(client=ScriptedClient())
+        made = MainWindow(bridge, theme, tmp_path / "chats.sqlite3", settings=settings)
+        made.show()
+        qtbot.waitExposed(made)
+        return made
+
+    first = window()
+    first.arrange("lab")
+    qtbot.wait(50)
+    first.close()
+    first.chat.shutdown()
+    second = window()
+    qtbot.wait(50)
+    assert second.docks["load"].isVisible() and not second.docks["chats"].isVisible()
+    second.close()
+    second.chat.shutdown()
+    for each in (first, second):
+        each.deleteLater()
+
+
+def test_everything_has_a_name_for_a_screen_reader(busy: Rig) -> None:
+    for panel in busy.window.panels.values():
+        assert panel.accessibleName()
+        assert panel.content.accessibleName() or any(c.accessibleName() for c in panel.content.findChildren(QWidget))
+    for each in busy.window.findChildren(QAbstractButton):
+        if each.isVisible():
+            assert each.accessibleName() or each.text(), each
+
+
+# The engine's fortunes -----------------------------------------------------------------------------------------------
+
+
+def texts(widget: QWidget) -> str:
+    return "\n".join(label.text() for label in widget.findChildren(QLabel) if label.isVisible())
+
+
+def test_loading_is_shown_in_the_window(rig: Rig) -> None:
+    strip = rig.window.loading_strip
+    assert not strip.isVisible()
+    rig.bridge.start(EngineConfig())
+    assert strip.isVisible()
+    rig.client.loading("Downloading the starter model", 34 << 20, 98 << 20)
+    rig.wait_for(lambda: "Downloading" in strip.stage.text())
+    assert strip.bar.maximum() == 1000 and strip.bar.value() == 347
+    assert strip.amount.text() == "34 of 98 MiB"
+    rig.client.ready()
+    rig.wait_for(lambda: rig.bridge.state == "ready")
+    assert not strip.isVisible()
+    assert "SmolLM2-135M-Instruct · float32 · CPU" in rig.window.top_bar.model_button.text()
+
+
+def test_loading_can_be_stopped(rig: Rig) -> None:
+    rig.bridge.start(EngineConfig())
+    rig.qtbot.mouseClick(rig.window.loading_strip.cancel, Qt.MouseButton.LeftButton)
+    assert rig.bridge.state == "stopped" and rig.client.closed >= 1
+    assert not rig.window.loading_strip.isVisible()
+
+
+def test_offline_without_a_model_says_so_and_offers_ways_on(rig: Rig, monkeypatch, tmp_path: Path) -> None:
+    rig.bridge.start(EngineConfig())
+    rig.client.fail_to_load("No network, and no starter model in the cache.", "offline")
+    page = rig.window.model_page
+    rig.wait_for(page.isVisible)
+    assert "No network, and no starter model in the cache." in texts(page)
+    assert "none could be fetched" in page.heading.text()
+    assert page.geometry().top() >= rig.window.top_bar.geometry().bottom()
+    rig.qtbot.mouseClick(page.retry_button, Qt.MouseButton.LeftButton)
+    assert len(rig.client.loaded) == 2 and not page.isVisible()
+    rig.client.fail_to_load("Still none.", "offline")
+    rig.wait_for(page.isVisible)
+    monkeypatch.setattr("app.main_window.QFileDialog.getExistingDirectory", lambda *a, **k: str(tmp_path))
+    rig.qtbot.mouseClick(page.folder_button, Qt.MouseButton.LeftButton)
+    assert rig.client.loaded[-1].model == str(tmp_path) and not page.isVisible()
+
+
+@pytest.mark.parametrize("kind", ["memory", "unsupported", "damaged", "other", "something new"])
+def test_every_kind_of_failure_has_a_page(rig: Rig, kind: str) -> None:
+    rig.bridge.start(EngineConfig(model="/models/x"))
+    rig.client.fail_to_load("What is wrong, with numbers.", kind)
+    rig.wait_for(rig.window.model_page.isVisible)
+    assert "What is wrong, with numbers." in texts(rig.window.model_page)
+    assert rig.window.model_page.starter_button.isVisible()
+
+
+def test_a_dead_engine_is_reported_at_once_and_restarted_with_a_click(busy: Rig) -> None:
+    banner = busy.window.death_banner
+    died = time.monotonic()
+    busy.client.die("The engine was ended by SIGKILL.", ("loading", "out of memory"))
+    busy.wait_for(banner.isVisible)
+    assert time.monotonic() - died < 1.0
+    assert "SIGKILL" in banner.reason.text()
+    busy.qtbot.mouseClick(banner.details, Qt.MouseButton.LeftButton)
+    assert banner.lines.isVisible() and banner.lines.toPlainText() == "loading\nout of memory"
+    busy.qtbot.mouseClick(banner.again, Qt.MouseButton.LeftButton)
+    assert len(busy.client.loaded) == 2 and not banner.isVisible()
+    busy.client.ready()
+    busy.wait_for(lambda: busy.bridge.state == "ready")
+    assert busy.state.requests == {}
+    busy.add(20, 5)
+    busy.step(10_000)
+    assert busy.state.totals.finished == 1
+
+
+def test_a_start_that_did_not_survive_loading_is_not_repeated_by_itself(make_rig: MakeRig, qtbot) -> None:
+    rig = make_rig()
+    rig.window.launch(EngineConfig(model="/models/bomb"))
+    marker = rig.window._guard._file
+    assert marker.read_text() == "/models/bomb"
+    marker_text = marker.read_text()
+    rig.client.ready()
+    rig.wait_for(lambda: rig.bridge.state == "ready")
+    assert not marker.exists()
+    marker.write_text(marker_text)  # as if the window had been killed while it loaded
+    count = len(rig.client.loaded)
+    rig.window.launch(EngineConfig(model="/models/bomb"))
+    assert len(rig.client.loaded) == count
+    assert rig.window.model_page.isVisible() and "bomb" in texts(rig.window.model_page)
+    qtbot.mouseClick(rig.window.model_page.retry_button, Qt.MouseButton.LeftButton)
+    assert len(rig.client.loaded) == count + 1
+    rig.window.launch(EngineConfig(model="/models/bomb"), chosen=True)
+    assert len(rig.client.loaded) == count + 2
+
+
+def test_closing_ends_the_engine(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    rig.load()
+    closed = rig.client.closed
+    rig.window.close()
+    assert rig.client.closed > closed and rig.bridge.state == "stopped"
+
+
+def test_a_window_opens_and_closes_many_times(qtbot, theme: Theme, tmp_path: Path) -> None:
+    for number in range(8):
+        client = ScriptedClient()
+        bridge = EngineBridge(client=client)
+        window = MainWindow(bridge, theme, tmp_path / f"{number}.sqlite3")
+        window.show()
+        bridge.start(EngineConfig())
+        client.ready()
+        bridge.add_request(prompt_tokens=20, params=SamplingParams())
+        client.step(3)
+        qtbot.wait(5 * (number % 4))
+        window.close()
+        window.chat.shutdown()
+        window.deleteLater()
+        bridge.deleteLater()
