@@ -110,7 +110,7 @@ def _prepare(config: EngineConfig, checkpoint: Checkpoint, choice: DeviceChoice,
     backend.load(spec, _Counted(checkpoint.tensors(spec), stage, progress))
     backend.allocate_kv(memory.num_blocks + 1, config.cache.block_size)
     # The injected clock belongs to the core; how long a real step takes only a real clock tells.
-    runner = ModelRunner(backend, spec, config.cache.block_size, checkpoint.eos_token_ids)
+    runner = ModelRunner(backend, spec, config.cache.block_size)
     progress("Measuring how many tokens a step may have", 0, 0)
     budget = _token_budget(config, spec, runner, choice.device, memory, max_model_len)
     return _Ready(spec, backend, runner, memory, max_model_len, budget)

@@ -34,13 +34,11 @@ class ModelRunner:
         backend: Backend,
         spec: DecoderSpec,
         block_size: int,
-        eos_token_ids: frozenset[int] = frozenset(),
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._backend = backend
         self._spec = spec
         self._block_size = block_size
-        self._eos_token_ids = eos_token_ids
         self._clock = clock
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
@@ -49,7 +47,7 @@ class ModelRunner:
             self._backend.copy_blocks(output.block_copies)
         batch = build_step_batch(output, self._block_size, self._backend.device)
         sampled_rows = [row for row, samples in enumerate(output.samples) if samples]
-        sampling = SamplingBatch([sampling_row(output.requests[row], self._eos_token_ids) for row in sampled_rows])
+        sampling = SamplingBatch([sampling_row(output.requests[row]) for row in sampled_rows])
         prepared = self._clock()
         logits = self.forward(batch)
         forwarded = self._clock()

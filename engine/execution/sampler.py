@@ -8,19 +8,13 @@ from kernels.sampling import SamplingRow
 _GREEDY = SamplingRow()
 
 
-def sampling_row(request: Request, eos_token_ids: frozenset[int]) -> SamplingRow:
+def sampling_row(request: Request) -> SamplingRow:
     """How to draw the token behind the last one of ``request``.
 
     Token lists are copied only where a penalty reads them: a decode step of a plain request costs no list.
     """
     params = request.params
-    output_length = request.num_output_tokens
-    banned: tuple[int, ...] = ()
-    if output_length < params.min_tokens:
-        stops = set(params.stop_token_ids)
-        if not params.ignore_eos:
-            stops |= eos_token_ids
-        banned = tuple(sorted(stops))
+    banned = tuple(request.stop_token_ids) if request.num_output_tokens < params.min_tokens else ()
     counts_output = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
     repeats = params.repetition_penalty != 1.0
     if (

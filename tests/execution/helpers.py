@@ -26,7 +26,7 @@ class PagedModel:
         self.backend = CpuBackend()
         self.backend.load(self.spec, checkpoint.tensors(self.spec))
         self.backend.allocate_kv(num_blocks + 1, block_size)
-        self.runner = ModelRunner(self.backend, self.spec, block_size, checkpoint.eos_token_ids)
+        self.runner = ModelRunner(self.backend, self.spec, block_size)
         self._free = list(range(1, num_blocks + 1))
         random.Random(5).shuffle(self._free)
         self._tables: dict[int, list[int]] = {}
@@ -69,7 +69,9 @@ class PagedModel:
 
 
 def make_request(request_id: int, token_ids: list[int], params: SamplingParams | None = None, seed: int = 0) -> Request:
-    return Request(request_id, token_ids, params or SamplingParams(), max_tokens=1000, seed=seed)
+    params = params or SamplingParams()
+    stops = frozenset(params.stop_token_ids)
+    return Request(request_id, token_ids, params, max_tokens=1000, seed=seed, stop_token_ids=stops)
 
 
 def random_prompt(length: int, vocab: int, seed: int = 0) -> list[int]:
