@@ -86,7 +86,8 @@ class AnswerText(QWidget):
 
     def _lay_out(self, pane: TextPane, pieces: list[RenderedPiece]) -> None:
         self.laid_out_characters += sum(len(piece.piece.source) for piece in pieces)
-        pane.set_html("".join(piece.html for piece in pieces))
+        # A line end after the last block would become a space in it.
+        pane.set_html("".join(piece.html for piece in pieces).rstrip())
 
     def _add_pane(self, begin: int) -> None:
         pane = TextPane(self)

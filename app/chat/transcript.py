@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QSize, Qt, QTimer, QUrl, Signal
+from PySide6.QtCore import QPoint, QSize, Qt, QTimer, QUrl, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
@@ -19,7 +19,8 @@ PAGE_TURNS = 25
 COLUMN_PX = 860
 """Widest column of text that still reads well."""
 SETTLE_MS = 150
-"""How long newly built messages may take to find their height."""
+FIRST_SETTLE_MS = 2_000
+"""Newly built messages have found their heights when none has changed for so long; the first may take its time."""
 BOTTOM_PX = 24
 """Within this distance of the end the transcript follows what is being written."""
 
@@ -133,8 +134,9 @@ class Transcript(QScrollArea):
         self.viewport().setAutoFillBackground(False)
         self._quieten_buttons()
         theme.changed.connect(self._quieten_buttons)
-        self._from_end: int | None = None
-        """While earlier messages take their place: how far above the end the sight shall stay."""
+        self._anchor: QWidget | None = None
+        """While earlier messages take their place: the message that stays where it is on the screen."""
+        self._anchor_y = 0
         self._settle_timer = QTimer(self)
         self._settle_timer.setSingleShot(True)
         self._settle_timer.timeout.connect(self._settled)
@@ -165,6 +167,7 @@ class Transcript(QScrollArea):
         return [self._messages.itemAt(i).widget() for i in range(self._messages.count())]
 
     def show_conversation(self, conversation: Conversation) -> None:
+        self._anchor = None
         self._remove(set(self._views))
         self._conversation = conversation
         self._first = max(0, len(conversation.turns or ()) - PAGE_TURNS)
@@ -220,13 +223,12 @@ class Transcript(QScrollArea):
             view.deleteLater()
 
     def _show_earlier(self) -> None:
-        bar = self.verticalScrollBar()
-        from_end = bar.maximum() - bar.value()
+        self._anchor = self.views[0]
+        self._anchor_y = self._anchor.mapTo(self.viewport(), QPoint(0, 0)).y()
         self._follows = False
         self._first = max(0, self._first - PAGE_TURNS)
-        self._from_end = from_end
         self.sync()
-        self._settle_timer.start(SETTLE_MS)
+        self._settle_timer.start(FIRST_SETTLE_MS)
 
     def _ask_to_open(self, url: QUrl) -> None:
         ask_to_open(self, url)
@@ -243,17 +245,18 @@ class Transcript(QScrollArea):
         self._range_changed()
 
     def _range_changed(self) -> None:
+        bar = self.verticalScrollBar()
         if self._follows:
-            bar = self.verticalScrollBar()
             bar.setValue(bar.maximum())
-        elif self._from_end is not None:
-            bar.setValue(bar.maximum() - self._from_end)
+        elif self._anchor is not None:
+            bar.setValue(self._anchor.mapTo(self.widget(), QPoint(0, 0)).y() - self._anchor_y)
+            self._settle_timer.start(SETTLE_MS)
 
     def _settled(self) -> None:
-        self._from_end = None
+        self._anchor = None
 
     def _scrolled(self, value: int) -> None:
-        if self._from_end is not None:
+        if self._anchor is not None:
             return
         self._follows = value >= self.verticalScrollBar().maximum() - BOTTOM_PX
 

@@ -119,7 +119,6 @@ class ChatWorkspace(QObject):
 
     def shutdown(self) -> None:
         """Saves everything and lets go of the chat file; may be called twice."""
-        self.undo_notice.expire()
         self.session.close()
 
     # What a user, or a demo, does ------------------------------------------------------------------------------------

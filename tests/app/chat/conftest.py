@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from PySide6.QtCore import QCoreApplication, QEvent
 from PySide6.QtWidgets import QApplication, QSplitter
 
 from app.chat.workspace import ChatWorkspace
@@ -29,7 +30,7 @@ def store_path(tmp_path: Path) -> Path:
 @pytest.fixture
 def make_workspace(qtbot, theme: Theme, store_path: Path) -> Iterator[MakeWorkspace]:
     """Makes workspaces in a shown window of 900 × 700; closes what the test leaves open."""
-    made: list[ChatWorkspace] = []
+    made: list[tuple[ChatWorkspace, QSplitter]] = []
 
     def make(bridge: FakeBridge, *, selection: Selection | None = None, path: Path | None = None) -> ChatWorkspace:
         workspace = ChatWorkspace(bridge, theme, selection or Selection(), path or store_path)
@@ -37,16 +38,20 @@ def make_workspace(qtbot, theme: Theme, store_path: Path) -> Iterator[MakeWorksp
         window.addWidget(workspace.list_panel)
         window.addWidget(workspace.chat_panel)
         window.resize(900, 700)
-        qtbot.addWidget(window)
         window.show()
         qtbot.waitExposed(window)
         window.activateWindow()
-        made.append(workspace)
+        made.append((workspace, window))
         return workspace
 
     yield make
-    for workspace in made:
+    for workspace, window in made:
         workspace.shutdown()
+        workspace.deleteLater()
+        window.close()
+        window.deleteLater()
+    # Outside an event loop nobody else does: every test would style the widgets of all tests before it again.
+    QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
 
 
 @pytest.fixture

@@ -1,0 +1,95 @@
+"""A very long answer: what one update lays out stays bounded, and the end is what one rendering would have given."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from app.chat.answer_text import UPDATE_LIMIT, AnswerText
+from app.chat.markdown import render
+from app.chat.message_views import UPDATE_SECONDS, AnswerView, markdown_colors
+
+WORDS = ("the", "block", "table", "maps", "a", "`position`", "to", "**memory**", "[so](https://example.org)", "do.")
+
+
+def long_answer(tokens: int, seed: int) -> list[str]:
+    """Tokens of prose, lists, tables and code."""
+    rng = random.Random(seed)
+    pieces: list[str] = []
+    while len(pieces) < tokens:
+        kind = rng.choice(["prose", "prose", "list", "code", "table"])
+        if kind == "prose":
+            pieces += [f"{rng.choice(WORDS)} " for _ in range(rng.randint(20, 200))] + ["\n\n"]
+        elif kind == "list":
+            for _ in range(rng.randint(3, 60)):
+                pieces += ["- "] + [f"{rng.choice(WORDS)} " for _ in range(6)] + ["\n"]
+            pieces.append("\n")
+        elif kind == "code":
+            pieces += ["```python\n"]
+            for number in range(rng.randint(3, 120)):
+                pieces += ["    value", f"_{number}", " = ", "call(", str(number), ")\n"]
+            pieces.append("```\n\n")
+        else:
+            pieces += ["| a | b |\n", "|---|---|\n"] + [f"| {n} | x |\n" for n in range(rng.randint(2, 40))] + ["\n"]
+    return pieces[:tokens]
+
+
+@pytest.mark.parametrize("kind", ["mixed", "one paragraph", "one code block"])
+def test_20_000_tokens_lay_out_a_bounded_part_at_a_time(qtbot, theme, kind):
+    pieces = {
+        "mixed": lambda: long_answer(20_000, seed=5),
+        "one paragraph": lambda: ["word "] * 20_000,
+        "one code block": lambda: ["```python\n"] + ["x = 1\n", "# note\n"] * 10_000,
+    }[kind]()
+    colors = markdown_colors(theme)
+    widget = AnswerText(colors)
+    qtbot.addWidget(widget)
+    widget.resize(600, 400)
+    widget.show()
+    text = ""
+    for at in range(0, len(pieces), 400):
+        new = "".join(pieces[at : at + 400])
+        text += new
+        widget.set_text(text, growing=True)
+        assert widget.laid_out_characters <= UPDATE_LIMIT + len(new)
+    widget.set_text(text, growing=False)
+    assert widget.html == render(text, colors)
+    assert max(pane.document().characterCount() for pane in widget.panes) <= UPDATE_LIMIT
+    if kind != "mixed":
+        return
+    once = AnswerText(colors)
+    qtbot.addWidget(once)
+    once.set_text(text, growing=False)
+    assert [pane.toHtml() for pane in widget.panes] == [pane.toHtml() for pane in once.panes]
+
+
+def test_a_growing_answer_is_drawn_at_most_twenty_times_a_second(workspace, bridge, qtbot, monkeypatch):
+    workspace.send("hello")
+    (view,) = [each for each in workspace.transcript.views if isinstance(each, AnswerView)]
+    drawn = []
+    original = view.text.set_text
+
+    def count(text: str, *, growing: bool) -> None:
+        drawn.append(text)
+        original(text, growing=growing)
+
+    monkeypatch.setattr(view.text, "set_text", count)
+    for _ in range(200):
+        bridge.say(1, "word ")
+        qtbot.wait(1)
+    assert 0 < len(drawn) <= 200 * 0.1 / UPDATE_SECONDS
+    bridge.finish(1, "end")
+    assert drawn[-1] == "word " * 200 + "end"
+
+
+def test_an_answer_that_is_not_in_sight_costs_no_drawing(workspace, bridge, qtbot):
+    workspace.send("hello")
+    other = workspace.current
+    workspace.new_conversation()
+    for _ in range(50):
+        bridge.say(1, "word ")
+    qtbot.wait(2 * round(1000 * UPDATE_SECONDS))
+    assert workspace.transcript.views == []
+    workspace.open_conversation(other)
+    assert other.open_answer.text == "word " * 50
