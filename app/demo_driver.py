@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PySide6.QtCore import QObject, QTimer
+from PySide6.QtCore import QObject, QTimer, Signal
 from PySide6.QtWidgets import QApplication
 
 from app.chat.conversation import Conversation
@@ -53,6 +53,7 @@ def drive(plan: DemoPlan, report: LoadingReport) -> DemoOutcome:
         bridge = EngineBridge()
         window = MainWindow(bridge, theme, Path(folder) / "chats.sqlite3")
         driver = DemoDriver(window, plan, report)
+        driver.finished.connect(application.exit)
         window.show()
         QTimer.singleShot(0, driver.begin)
         with signals_close(lambda: driver.fail("interrupted")):
@@ -85,6 +86,8 @@ def _arm(seconds: float) -> None:
 class DemoDriver(QObject):
     """Does in the window what a user would do, until the time is up, and counts what came of it."""
 
+    finished = Signal()
+
     def __init__(self, window: MainWindow, plan: DemoPlan, report: LoadingReport) -> None:
         super().__init__(window)
         self.outcome = DemoOutcome()
@@ -98,8 +101,8 @@ class DemoDriver(QObject):
         self._passes = 0
         self._chats: list[Conversation] = []
         self._silence = self._timer(self._silent)
-        self._deadline = self._timer(self._time_is_up)
-        self._second_question = self._timer(self._ask)
+        self._deadline = self._timer(self.time_is_up)
+        self._second_question = self._timer(self.ask)
         self._next_pass = self._timer(self._start_load)
         bridge = window.bridge
         bridge.loading.connect(self._loading)
@@ -144,11 +147,11 @@ class DemoDriver(QObject):
         self._frames_before = self._window.frame_stats.frames
         self._deadline.start(round(self._plan.seconds * 1000))
         self._second_question.start(round(self._plan.seconds * 1000 * SECOND_QUESTION_AT))
-        self._ask()
+        self.ask()
         self._window.load_panel.show_scenario(self._plan.scenario)
         self._start_load()
 
-    def _ask(self) -> None:
+    def ask(self) -> None:
         """A chat of its own among the load's requests."""
         conversation = self._window.chat.new_conversation()
         if self._window.chat.send(QUESTIONS[len(self._chats)]):
@@ -158,8 +161,9 @@ class DemoDriver(QObject):
         self._window.load_panel.start()
 
     def _pass_finished(self, summary: dict[str, Any]) -> None:
-        if self.ended:
-            return
+        run = self._window.load_panel.run
+        if self.ended or run is None or run.phase != "done":
+            return  # stopped, or the engine died under it: that is told elsewhere
         self._passes += 1
         if summary["completed"]:
             self._next_pass.start(PAUSE_MS)
@@ -172,7 +176,7 @@ class DemoDriver(QObject):
 
     # The end -----------------------------------------------------------------------------------------------------
 
-    def _time_is_up(self) -> None:
+    def time_is_up(self) -> None:
         self._end("")
 
     def fail(self, error: str) -> None:
@@ -190,7 +194,7 @@ class DemoDriver(QObject):
         if self._info is not None:
             self.outcome.result = self._figures(self._info)
         self._window.load_panel.stop()
-        QApplication.instance().exit()
+        self.finished.emit()
 
     def _picture(self) -> str | None:
         """Saves what the window shows, with the chat that has most to show; gives the path."""
