@@ -91,6 +91,8 @@ class _Guard:
         taken = set().union(*control_tokens, *texts)
         self._free = (chr(code) for code in _PRIVATE_USE if chr(code) not in taken)
         self._control_tokens = control_tokens
+        self._beginnings = {token[:length] for token in control_tokens for length in range(1, len(token))}
+        self._longest = max(map(len, self._beginnings), default=0)
         self._character_of: dict[str, str] = {}
 
     @property
@@ -102,13 +104,12 @@ class _Guard:
             if token in text:
                 text = text.replace(token, self._stand_in(token))
         # The beginning of a token at the very end could be completed by what the template writes behind it.
-        for token in self._control_tokens:
-            for length in range(min(len(token) - 1, len(text)), 0, -1):
-                if text.endswith(token[:length]):
-                    split = len(text) - length + 1
-                    text = text[:split] + self._stand_in("") + text[split:]
-                    break
-        return text
+        guarded, end = text, len(text)
+        for length in range(1, min(self._longest, end) + 1):
+            if text[end - length :] in self._beginnings:
+                split = end - length + 1
+                guarded = guarded[:split] + self._stand_in("") + guarded[split:]
+        return guarded
 
     def _stand_in(self, original: str) -> str:
         if original not in self._character_of:

