@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QProgressBar, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QScrollArea, QVBoxLayout, QWidget
 
+from app.lab.choice import Choice
 from app.lab.load_model import (
     RequestLength,
     ScenarioConfigs,
@@ -81,12 +82,10 @@ class LoadPanel(Card):
     # Layout ------------------------------------------------------------------------------------------------------
 
     def _build(self, theme: Theme, selection: Selection) -> None:
-        self.source = QComboBox()
-        self.source.setAccessibleName("Scenario")
-        self.source.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
+        self.source = Choice("Scenario", theme)
         self.source.currentIndexChanged.connect(self._source_changed)
         self.watch = _sentence("muted")
-        self.form = RangesForm()
+        self.form = RangesForm(theme)
         self.form.changed.connect(self._check)
         self.notice = _sentence("muted")
         self.restart_button = button("Restart the engine with these options")
@@ -186,16 +185,15 @@ class LoadPanel(Card):
         if self.scenario is None:
             fault = self.form.ranges().fault(info.max_model_len if info else None)
         self._wanted = self._wanted_config()
-        if self._wanted is not None:
+        if self._wanted is not None and not active:
             remarks.append("This scenario wants " + ", ".join(differences(self._wanted, self._bridge.config)) + ".")
-        if not fault and info is not None:
+        if not fault and info is not None and not active:
             remarks += self._misfits(self._wanted is not None)
         if not info:
             remarks = [] if active else [_NOT_READY.get(self._bridge.state, "")]
         self.notice.setText(fault or " ".join(filter(None, remarks)))
         self.notice.setVisible(bool(self.notice.text()))
-        self.restart_button.setVisible(self._wanted is not None and not fault)
-        self.restart_button.setEnabled(not active)
+        self.restart_button.setVisible(self._wanted is not None and not fault and not active)
         self.restart_button.setToolTip("Answers that are still open end; their text stays.")
         self.start_button.setEnabled(info is not None and not fault and not active)
         self.stop_button.setEnabled(self.run is not None and self.run.phase == "running")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QComboBox, QDoubleSpinBox, QFormLayout, QHBoxLayout, QSpinBox, QWidget
+from typing import TypeVar
 
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QAbstractSpinBox, QDoubleSpinBox, QFormLayout, QHBoxLayout, QSizePolicy, QSpinBox, QWidget
+
+from app.lab.choice import Choice
 from app.lab.load_model import ArrivalKind, LoadRanges
-from app.theme import SPACING
+from app.theme import SPACING, Theme
 from app.widgets import label
 
 ARRIVALS: tuple[tuple[str, ArrivalKind], ...] = (
@@ -15,13 +18,15 @@ ARRIVALS: tuple[tuple[str, ArrivalKind], ...] = (
     ("open loop: at a rate", "open loop"),
 )
 
+Box = TypeVar("Box", bound=QAbstractSpinBox)
+
 
 class RangesForm(QWidget):
     """Spin boxes for :class:`LoadRanges`. ``changed`` whenever a value does."""
 
     changed = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         usual = LoadRanges()
         self.requests = self._whole("Requests", 1, 100_000, usual.requests)
@@ -29,12 +34,9 @@ class RangesForm(QWidget):
         self.prompt_high = self._whole("Longest prompt in tokens", 1, 1_000_000, usual.prompt_high)
         self.output_low = self._whole("Shortest answer in tokens", 1, 1_000_000, usual.output_low)
         self.output_high = self._whole("Longest answer in tokens", 1, 1_000_000, usual.output_high)
-        self.arrivals = QComboBox()
-        self.arrivals.setAccessibleName("Arrivals")
+        self.arrivals = Choice("Arrivals", theme)
         for text, _ in ARRIVALS:
             self.arrivals.addItem(text)
-        # A combo box as wide as its longest entry would force the dock wide.
-        self.arrivals.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
         self.concurrency = self._whole("Requests in flight", 1, 10_000, usual.concurrency)
         self.rate = self._decimal("Requests per second", 0.01, 10_000.0, usual.rate)
         self.burstiness = self._decimal("Burstiness, 1 is Poisson", 0.01, 1_000.0, usual.burstiness)
@@ -89,21 +91,27 @@ class RangesForm(QWidget):
         box.setRange(low, high)
         box.setValue(value)
         box.setGroupSeparatorShown(True)
-        box.setAccessibleName(name)
         box.valueChanged.connect(self._value_changed)
-        return box
+        return _plain(box, name)
 
     def _decimal(self, name: str, low: float, high: float, value: float) -> QDoubleSpinBox:
         box = QDoubleSpinBox()
         box.setRange(low, high)
         box.setDecimals(2)
         box.setValue(value)
-        box.setAccessibleName(name)
         box.valueChanged.connect(self._value_changed)
-        return box
+        return _plain(box, name)
 
     def _value_changed(self, _value: float) -> None:
         self.changed.emit()
+
+
+def _plain(box: Box, name: str) -> Box:
+    """As wide as there is room. The style sheet hides the buttons: keys, the wheel and typing change it."""
+    box.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+    box.lineEdit().setTextMargins(SPACING, 0, SPACING, 0)  # without buttons Qt forgets the style sheet's padding
+    box.setAccessibleName(name)
+    return box
 
 
 def _pair(low: QWidget, high: QWidget) -> QWidget:

@@ -15,8 +15,15 @@ if TYPE_CHECKING:
     from app.selection import Selection
 
 COLUMNS = ("request", "priority", "tokens", "TTFT", "E2EL", "ended")
+FIGURES = (1, 2, 3, 4)
 VISIBLE_ROWS = 8
 Index = QModelIndex | QPersistentModelIndex
+
+
+def _alignment(column: int) -> Qt.AlignmentFlag:
+    """Figures to the right, words to the left."""
+    side = Qt.AlignmentFlag.AlignRight if column in FIGURES else Qt.AlignmentFlag.AlignLeft
+    return side | Qt.AlignmentFlag.AlignVCenter
 
 
 class RequestModel(QAbstractTableModel):
@@ -56,6 +63,8 @@ class RequestModel(QAbstractTableModel):
     def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         if orientation is Qt.Orientation.Horizontal and role == Qt.ItemDataRole.DisplayRole:
             return COLUMNS[section]
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return _alignment(section)
         return None
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
@@ -68,8 +77,8 @@ class RequestModel(QAbstractTableModel):
         if role == Qt.ItemDataRole.ForegroundRole and index.column() == 0:
             number = self.request_id(index.row())
             return None if number is None else readable(request_color(number, self._theme), self._theme)
-        if role == Qt.ItemDataRole.TextAlignmentRole and index.column() in (1, 2, 3, 4):
-            return int(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+        if role == Qt.ItemDataRole.TextAlignmentRole:
+            return _alignment(index.column())
         return None
 
     def _text(self, row: int, column: str) -> str:

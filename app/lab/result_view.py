@@ -88,6 +88,8 @@ class ResultGrid(QWidget):
             figure = _figure()
             figure.setAccessibleName(name)
             self.figures[name] = figure
-            self._grid.addWidget(label(name, "muted"), row, column * 2)
-            self._grid.addWidget(figure, row, column * 2 + 1)
-            self._grid.setColumnStretch(column * 2 + 1, 1)
+            # Three columns a pair: name, figure, and room before the next name.
+            self._grid.addWidget(label(name, "muted"), row, column * 3)
+            self._grid.addWidget(figure, row, column * 3 + 1)
+            self._grid.setColumnStretch(column * 3 + 1, 1)
+            self._grid.setColumnMinimumWidth(column * 3 + 2, SPACING if column + 1 < RESULT_COLUMNS else 0)
