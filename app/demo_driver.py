@@ -24,7 +24,7 @@ from PySide6.QtWidgets import QApplication
 
 from app.chat.conversation import Conversation
 from app.demo import DemoOutcome, DemoPlan, LoadingReport
-from app.engine_bridge import EngineBridge
+from app.engine_bridge import EngineBridge, FramePacer
 from app.main_window import MainWindow
 from app.start import delete_in_order, make_application, signals_close
 from app.theme import Theme
@@ -45,12 +45,18 @@ PAUSE_MS = 200
 """Between two passes of the scenario."""
 
 
+class ShowPacer(FramePacer):
+    """In a demo the picture is the point: drawing may take twice as much of a core as beside somebody's work."""
+
+    SHARE = FramePacer.SHARE / 2
+
+
 def drive(plan: DemoPlan, report: LoadingReport) -> DemoOutcome:
     """Open the window, run the demo in it, close it. The user's own chats are not touched."""
     application = make_application()
     with tempfile.TemporaryDirectory(prefix="batchscope-demo-") as folder, _ended_by_force():
         theme = Theme(application)
-        bridge = EngineBridge()
+        bridge = EngineBridge(pacer=ShowPacer())
         window = MainWindow(bridge, theme, Path(folder) / "chats.sqlite3")
         driver = DemoDriver(window, plan, report)
         driver.finished.connect(application.exit)
