@@ -28,6 +28,7 @@ import psutil
 
 from engine import wire
 from engine.config import EngineConfig
+from engine.environment import share_cores
 from engine.failures import describe, is_out_of_memory, step_failure
 from engine.messages import (
     PROTOCOL_VERSION,
@@ -216,6 +217,7 @@ def main() -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     faulthandler.enable()
+    share_cores(os.environ)
     pipes.start()
     pipes.send(Hello(PROTOCOL_VERSION, os.getpid()))
     code = serve(pipes)

@@ -204,6 +204,19 @@ def test_a_display_where_nobody_answers_is_no_display(monkeypatch: pytest.Monkey
     assert not state.broken
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({}, {"GOMP_SPINCOUNT": "1000"}),
+        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE"}),
+    ],
+)
+def test_threads_share_the_cores_unless_the_user_says_otherwise(before: dict[str, str], after: dict[str, str]) -> None:
+    environment.share_cores(before)
+    assert before == after
+
+
 # The window as a process ---------------------------------------------------------------------------------------------
 
 
