@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -169,17 +171,22 @@ def test_logprobs_are_handed_out_where_asked(tiny: SavedModel, model: PagedModel
 # Rows that fail ------------------------------------------------------------------------------------------------------
 
 
-def poison(model: PagedModel, token: int) -> None:
-    """From now on whatever sees ``token`` is not a number."""
+@contextlib.contextmanager
+def poisoned(model: PagedModel, token: int) -> Iterator[None]:
+    """Meanwhile whatever sees ``token`` is not a number."""
+    row = model.backend.weights.embedding[token]
+    before = row.clone()
     with torch.inference_mode():
-        model.backend.weights.embedding[token] = math.nan
+        row.fill_(math.nan)
+        yield
+        row.copy_(before)
 
 
 def test_a_row_that_is_not_finite_says_so_and_fails_alone(tiny: SavedModel, model: PagedModel) -> None:
     prompt = random_prompt(6, VOCAB)
-    poison(model, 2)
     requests = [make_request(0, prompt), make_request(1, [*prompt, 2, 7]), make_request(2, prompt)]
-    result = model.step([(request, request.num_tokens) for request in requests])
+    with poisoned(model, 2):
+        result = model.step([(request, request.num_tokens) for request in requests])
     assert list(result.errors) == [1]
     assert "finite" in result.errors[1] and "token 8" in result.errors[1] and "float32" in result.errors[1]
     expected = greedy_ids(tiny, prompt, 1)
@@ -190,9 +197,9 @@ def test_a_row_that_is_not_finite_says_so_and_fails_alone(tiny: SavedModel, mode
 def test_blocks_of_a_failed_request_are_clean_for_the_next(tiny: SavedModel, length: int) -> None:
     """NaN left in blocks that are handed on must not reach the next owner, not even times a weight of zero."""
     model = PagedModel(tiny.folder, block_size=4, num_blocks=8)
-    poison(model, 2)
     failing = make_request(0, [2] * 31)
-    assert model.step([(failing, 31)]).errors
+    with poisoned(model, 2):
+        assert model.step([(failing, 31)]).errors
     model.free(failing)
     prompts = [random_prompt(length, VOCAB), random_prompt(length + 6, VOCAB)]
     requests = [make_request(1 + i, prompt) for i, prompt in enumerate(prompts)]
