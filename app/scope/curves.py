@@ -147,7 +147,7 @@ class LatencyPlot(Plot):
         self.y_range = (low, max(high, low * 10))
         decades = [d for d in _DECADES if low <= d <= self.y_range[1]]
         values_shown = sorted({*decades, *(3 * d for d in decades if 3 * d < high)} if len(decades) < 4 else decades)
-        self.y_ticks = [Tick(v, seconds_label(v)) for v in values_shown]
+        self.y_ticks = [Tick(v, f"{v:g} s" if v >= 0.1 else f"{1000 * v:g} ms") for v in values_shown]
         self.layout_axes()
 
     def resizeEvent(self, event: QResizeEvent) -> None:

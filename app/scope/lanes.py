@@ -62,6 +62,10 @@ class Lane:
     def end(self) -> float:
         return self.spans[-1].end if self.spans else self.arrival
 
+    @property
+    def running(self) -> bool:
+        return self.finished_at is None and bool(self.spans) and self.spans[-1].kind != SpanKind.WAITING
+
     def extend(self, kind: SpanKind, end: float, tokens: int = 0) -> None:
         """Spends the time up to ``end`` in a state; going on in the same state makes its span longer."""
         last = self.spans[-1] if self.spans else None

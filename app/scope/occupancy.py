@@ -158,11 +158,9 @@ class OccupancyPanel(ScopePanel):
                 ],
             )
         )
-        self._step = self.add_trailing_text()
 
     def has_content(self) -> bool:
         return len(self.source.history.steps) > 0
 
     def refresh(self) -> None:
-        self._step.say(f"step {self.source.state.step:,}")
         self.plot.refresh()

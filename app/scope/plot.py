@@ -45,8 +45,8 @@ def linear_ticks(low: float, high: float, most: int) -> list[Tick]:
 
 def tick_label(value: float) -> str:
     if abs(value) >= 10_000:
-        return f"{value / 1000:g}k"
-    return f"{value:g}".replace("-", "−")
+        return f"{value / 1000:,g}k"
+    return (f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}").replace("-", "−")
 
 
 def seconds_label(seconds: float | None) -> str:
@@ -57,7 +57,7 @@ def seconds_label(seconds: float | None) -> str:
         return f"{seconds * 1000:.0f} ms" if seconds >= 0.00995 else f"{seconds * 1000:.1f} ms"
     if seconds < 9.95:
         return f"{seconds:.2g} s" if seconds < 0.995 else f"{seconds:.1f} s"
-    if seconds < 99.5:
+    if seconds < 119.5:
         return f"{seconds:.0f} s"
     return f"{int(seconds // 60)}:{int(seconds % 60):02d} min"
 

@@ -8,7 +8,7 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, Qt
 from PySide6.QtWidgets import QAbstractItemView, QLabel, QVBoxLayout, QWidget
 
 from app.scope.panel import ScopePanel, ScopeSource
-from app.scope.reasons import QueueRow, queue_rows
+from app.scope.reasons import QueueRow, count, queue_rows
 from app.scope.tables import ROOT, ROW_HEIGHT, Index, Swatches, make_table
 from app.selection import Selection
 from app.theme import SPACING, Theme
@@ -16,9 +16,10 @@ from app.widgets import label
 
 COLUMNS = ("request", "state", "tokens", "blocks", "prio", "user", "why")
 _WIDTHS = (58, 100, 84, 48, 36, 64)
-_BLOCKS, _PRIORITY, _USER, _WHY = 3, 4, 5, 6
-NARROW = 430
-"""Pixels of the table below which the reasons need the room of the blocks."""
+_TOKENS, _BLOCKS, _PRIORITY, _USER, _WHY = 2, 3, 4, 5, 6
+WHY_PIXELS = 170
+"""The reasons are what the table is for: where they would get less, other columns go."""
+_FIRST_TO_GO = (_USER, _BLOCKS, _PRIORITY, _TOKENS)
 _TIPS = (
     "Number of the request, in its hue",
     "What the last step did for it",
@@ -75,7 +76,7 @@ class QueueModel(QAbstractTableModel):
         if role == Qt.ItemDataRole.DisplayRole:
             return cell_text(row, column)
         if role == Qt.ItemDataRole.ToolTipRole:
-            return row.why
+            return row_sentence(row)
         if role == Qt.ItemDataRole.DecorationRole and column < 2:
             return self._swatches.request(row.request_id) if column == 0 else self._swatches.state(row.phase)
         if role == Qt.ItemDataRole.AccessibleTextRole:
@@ -88,6 +89,13 @@ class QueueModel(QAbstractTableModel):
         if orientation == Qt.Orientation.Horizontal and role == Qt.ItemDataRole.ToolTipRole:
             return _TIPS[section]
         return None
+
+
+def row_sentence(row: QueueRow) -> str:
+    """All of a row, for those columns that the panel has no room for."""
+    user = f", of {row.user}" if row.user else ""
+    blocks = count(row.blocks, "block")
+    return f"Request {row.request_id}{user}, priority {row.priority}, {blocks}.\n{row.why}"
 
 
 def cell_text(row: QueueRow, column: int) -> str:
@@ -151,11 +159,20 @@ class QueuePanel(ScopePanel):
         self._fit_rows()
 
     def _fit_columns(self) -> None:
-        """Columns that say nothing, or too little for the room they take, leave it to the reasons."""
+        """Columns that say nothing, or for which there is no room, leave it to the reasons."""
         rows = self.model.rows
-        self.table.setColumnHidden(_BLOCKS, self.table.width() < NARROW)
-        self.table.setColumnHidden(_PRIORITY, not any(row.priority for row in rows))
-        self.table.setColumnHidden(_USER, not any(row.user for row in rows))
+        hidden = set()
+        if not any(row.priority for row in rows):
+            hidden.add(_PRIORITY)
+        if not any(row.user for row in rows):
+            hidden.add(_USER)
+        room = self.table.viewport().width() - sum(w for i, w in enumerate(_WIDTHS) if i not in hidden)
+        for column in _FIRST_TO_GO:
+            if room < WHY_PIXELS and column not in hidden:
+                hidden.add(column)
+                room += _WIDTHS[column]
+        for column in range(_TOKENS, _WHY):
+            self.table.setColumnHidden(column, column in hidden)
 
     def _fit_rows(self) -> None:
         """A waiting request's row is as high as its whole reason needs; a running one's is a line."""

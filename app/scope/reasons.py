@@ -79,7 +79,7 @@ def waiting_order(state: RunState, scheduler: SchedulerConfig) -> list[RequestSt
 def running_sentence(request: RequestState, phases: dict[int, Phase], state: RunState) -> str:
     phase = phases.get(request.request_id)
     if phase == "decode":
-        return f"{request.output_tokens:,} of at most {count(request.max_tokens, 'output token')}."
+        return f"Token {request.output_tokens:,} of at most {request.max_tokens:,}."
     total = request.prompt_tokens + request.output_tokens
     if phase == "recompute":
         return f"{request.num_computed:,} of {count(total, 'token')} that a preemption took are computed again."

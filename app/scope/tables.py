@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QModelIndex, QPersistentModelIndex, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QGuiApplication, QPainter, QPixmap, QResizeEvent
+from PySide6.QtGui import QColor, QGuiApplication, QIcon, QPainter, QPixmap, QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QHeaderView,
@@ -39,19 +39,19 @@ class Swatches:
 
     def __init__(self, theme: Theme) -> None:
         self._theme = theme
-        self._made: dict[int | str, QPixmap] = {}
+        self._made: dict[int | str, QIcon] = {}
         theme.changed.connect(self._made.clear)
 
-    def request(self, request_id: int) -> QPixmap:
+    def request(self, request_id: int) -> QIcon:
         return self._picture(request_id, request_color(request_id, self._theme), "dot")
 
-    def state(self, state: str) -> QPixmap:
+    def state(self, state: str) -> QIcon:
         token, pattern = STATE_SWATCHES[state]
         return self._picture(state, getattr(self._theme, token), pattern)
 
-    def _picture(self, key: int | str, color: QColor, pattern: Pattern) -> QPixmap:
-        picture = self._made.get(key)
-        if picture is None:
+    def _picture(self, key: int | str, color: QColor, pattern: Pattern) -> QIcon:
+        icon = self._made.get(key)
+        if icon is None:
             if len(self._made) > self.KEPT:
                 self._made.clear()
             scale = QGuiApplication.primaryScreen().devicePixelRatio()
@@ -61,8 +61,9 @@ class Swatches:
             painter = QPainter(picture)
             paint_swatch(painter, QRectF(0, 0, SWATCH, SWATCH), color, pattern, self._theme.card)
             painter.end()
-            self._made[key] = picture
-        return picture
+            icon = self._made[key] = QIcon(picture)
+            icon.addPixmap(picture, QIcon.Mode.Selected)  # else a selected row would tint it
+        return icon
 
 
 class Table(QTableView):

@@ -100,7 +100,8 @@ class TimelinePlot(Plot):
         self._pitch = LANE_MAX
         self._grabbed: QPoint | None = None
         self._dragged = False
-        scroll.valueChanged.connect(self.refresh)
+        self.follows_lanes = True
+        scroll.valueChanged.connect(self._scrolled)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setAccessibleName("Timeline: a lane per request")
 
@@ -112,9 +113,8 @@ class TimelinePlot(Plot):
         room = self.area.height()
         self._pitch = min(LANE_MAX, max(LANE_MIN, room // max(1, len(lanes))))
         fitting = max(1, room // self._pitch)
-        surplus = max(0, len(lanes) - fitting)
-        self._set_scroll(surplus, fitting)
-        first = self._scroll.value() if surplus else 0
+        self._set_scroll(lanes, fitting)
+        first = self._scroll.value()
         self._rows = lanes[first : first + fitting]
         self.update()
 
@@ -129,17 +129,22 @@ class TimelinePlot(Plot):
         last = int((newest - window.begin) / step + 1e-6)
         self.x_ticks = [Tick(newest - i * step, f"−{i * step:g} s" if i else "now") for i in range(first, last + 1)]
 
-    def _set_scroll(self, surplus: int, page: int) -> None:
-        """At its end the bar stays at its end, so the newest lanes are followed."""
+    def _set_scroll(self, lanes: list[Lane], fitting: int) -> None:
+        """Where not all lanes fit the bar shows, and follows the newest that runs until it is moved by hand."""
+        surplus = max(0, len(lanes) - fitting)
         scroll = self._scroll
-        at_end = scroll.value() == scroll.maximum()
         blocked = scroll.blockSignals(True)
         scroll.setRange(0, surplus)
-        scroll.setPageStep(page)
-        if at_end:
-            scroll.setValue(surplus)
+        scroll.setPageStep(fitting)
+        if self.follows_lanes:
+            running = [i for i, lane in enumerate(lanes) if lane.running]
+            scroll.setValue((running[-1] if running else len(lanes)) - round(0.75 * fitting))
         scroll.blockSignals(blocked)
         scroll.setVisible(surplus > 0)
+
+    def _scrolled(self) -> None:
+        self.follows_lanes = False
+        self._moved_by_hand()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -277,7 +282,7 @@ class TimelinePlot(Plot):
         elif key in (Qt.Key.Key_Plus, Qt.Key.Key_Minus):
             self.view.zoom(0.8 if key == Qt.Key.Key_Plus else 1.25, sum(self.x_range) / 2)
         elif key == Qt.Key.Key_End:
-            self.view.follow()
+            return self.follow()
         elif key in (Qt.Key.Key_Up, Qt.Key.Key_Down):
             self._select_beside(-1 if key == Qt.Key.Key_Up else 1)
         else:
@@ -294,6 +299,7 @@ class TimelinePlot(Plot):
 
     def follow(self) -> None:
         self.view.follow()
+        self.follows_lanes = True
         self._moved_by_hand()
 
     def _moved_by_hand(self) -> None:
@@ -370,4 +376,4 @@ class TimelinePanel(ScopePanel):
         self.plot.refresh()
 
     def _moved(self) -> None:
-        self.live_button.setVisible(not self.plot.view.live)
+        self.live_button.setVisible(not (self.plot.view.live and self.plot.follows_lanes))
