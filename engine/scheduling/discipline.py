@@ -70,7 +70,7 @@ class PlanningDesk:
         tools: SchedulerTools,
         order: QueueOrder,
         token_budget: int,
-        max_running: int,
+        max_num_seqs: int,
         chunked_prefill: bool,
         watermark_blocks: int,
     ) -> None:
@@ -80,7 +80,10 @@ class PlanningDesk:
         self.memory = MemoryView(memory)
         self.order = order
         self.token_budget = token_budget
-        self.max_running = max_running
+        self.max_running = min(max_num_seqs, token_budget)
+        """A running request needs a token of every step's budget, or it would hold memory and stand still."""
+        self.full_reason = "slots" if max_num_seqs <= token_budget else "budget"
+        """What binds where that many run."""
         self.chunked_prefill = chunked_prefill
         self.watermark_blocks = watermark_blocks
         """Blocks that admission leaves free for the running requests to grow into."""

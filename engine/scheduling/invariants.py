@@ -25,7 +25,8 @@ def check_invariants(scheduler: Scheduler, last_plan: SchedulerOutput | None = N
 
 
 def _check_queues(scheduler: Scheduler, running: list[Request], waiting: list[Request]) -> None:
-    assert len(running) <= scheduler.max_running, f"{len(running)} run; at most {scheduler.max_running} may"
+    most = scheduler.config.max_num_seqs
+    assert len(running) <= most, f"{len(running)} run; at most {most} may"
     assert len(waiting) == len(scheduler.waiting), "the queue's length is not the number of those waiting"
     assert all(request.status is RequestStatus.RUNNING for request in running), "a request runs without saying so"
     ids = Counter(request.request_id for request in (*running, *waiting))

@@ -68,8 +68,6 @@ class Scheduler:
     ) -> None:
         self.config = config
         self.token_budget = token_budget
-        # A running request needs a token of every step's budget, or it would hold memory and stand still.
-        self.max_running = min(config.max_num_seqs, token_budget)
         self.events: list[AnyEvent] = []
         self.memory = KVCacheManager(
             num_blocks, block_size, prefix_cache=prefix_cache, cache_key=cache_key, events=self.events
@@ -193,7 +191,7 @@ class Scheduler:
             tools=self,
             order=self.order,
             token_budget=self.token_budget,
-            max_running=self.max_running,
+            max_num_seqs=self.config.max_num_seqs,
             chunked_prefill=self.config.chunked_prefill,
             watermark_blocks=self._watermark_blocks,
         )
@@ -226,8 +224,8 @@ class Scheduler:
         total = output.total_tokens
         if total > self.token_budget:
             raise PlanError(f"{self._discipline.name} planned {total} tokens; the budget is {self.token_budget}")
-        if len(self.running) > self.max_running:
-            raise PlanError(f"{len(self.running)} requests run; at most {self.max_running} may")
+        if len(self.running) > self.config.max_num_seqs:
+            raise PlanError(f"{len(self.running)} requests run; at most {self.config.max_num_seqs} may")
         running = RequestStatus.RUNNING
         wrong = [
             f"{request!r} × {count}"

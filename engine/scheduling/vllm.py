@@ -51,8 +51,8 @@ class VllmDiscipline:
         prefills.sort(key=desk.order.key)
         for request in prefills:
             self._admit_waiting(desk, before=request)
-            if request.status is not RequestStatus.RUNNING or request in desk.plan:
-                continue  # it has yielded, or has yielded and come back
+            if request.status is not RequestStatus.RUNNING:
+                continue  # it has yielded
             chunk = min(len(request.token_ids) - request.num_computed_tokens, desk.budget_left)
             if chunk > 0 and self._grow(desk, request, chunk):
                 desk.plan[request] = chunk
@@ -79,7 +79,7 @@ class VllmDiscipline:
         lower, yielding = desk.outranked_by(head), list[Request]()
         if len(desk.running) >= desk.max_running:
             if not lower:
-                desk.defer(head, "slots", 1, 0)
+                desk.defer(head, desk.full_reason, 1, 0)
                 return False
             yielding.append(lower.pop(0))
         memory = desk.memory

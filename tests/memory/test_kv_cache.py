@@ -194,6 +194,19 @@ def test_copy_on_write_in_the_middle_of_a_block() -> None:
     assert manager.pool.find(parent.block_hashes[1]) == half, "the full block is known by its own contents"
 
 
+def test_the_parent_copies_too_where_it_writes_first() -> None:
+    cache = Cache()
+    parent, _ = cache.admit([1, 2])
+    half = parent.block_ids[0]
+    child = cache.request([1, 2])
+    cache.manager.fork(parent, child)
+    cache.decode(parent, 3)
+    assert cache.manager.take_copies() == [(half, parent.block_ids[0])] and parent.block_ids[0] != half
+    cache.decode(child, 4)
+    assert cache.manager.take_copies() == [] and child.block_ids == [half]
+    cache.check(parent, child)
+
+
 def test_a_fork_at_the_edge_of_a_block_copies_nothing() -> None:
     cache = Cache()
     parent, _ = cache.admit([1, 2, 3, 4])

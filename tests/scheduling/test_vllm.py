@@ -66,6 +66,19 @@ def test_a_budget_below_the_number_of_requests_still_moves_every_running_one(bud
         assert_answer(probe, request_id, [i] * 4, 6)
 
 
+def test_a_budget_full_of_decodes_is_no_shield_against_a_higher_priority() -> None:
+    probe = EngineProbe(make_core(token_budget=2, max_num_seqs=8, order="priority"))
+    low = [probe.add([i], tokens(30), priority=5, arrival_time=float(i)) for i in range(3)]
+    probe.step()
+    assert set(plan_of(probe)) == set(low[:2])
+    assert probe.core.keyframe().deferred == Deferred(low[2], "budget", 1, 0)
+    high = probe.add([9], tokens(2), priority=0, arrival_time=9.0)
+    probe.step()
+    assert set(plan_of(probe)) == {low[0], high}
+    probe.run()
+    assert_answer(probe, low[1], [1], 30)
+
+
 def test_chunks_make_the_same_steps_whatever_the_cache_does() -> None:
     """Five chunks are five prefill rows, and each moves on from the one before."""
     probe = EngineProbe(make_core(token_budget=16, prefix_cache=False))
