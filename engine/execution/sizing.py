@@ -87,14 +87,15 @@ def measure_token_budget(
     """Tokens that one step may compute within ``target`` seconds: a multiple of 16, from 16 to 2,048.
 
     Times real prefills of 16, 32, 64 … tokens, at most ``largest`` (what pool and model hold), and stops at the first
-    that takes too long. Each size is the better of two runs: the first may be paying for the operators' set-up.
+    that takes too long. Each size is the best of three runs: the first may pay for the operators' set-up, and another
+    program may have had the cores meanwhile.
     """
     largest = max(1, min(largest, LARGEST_BUDGET))
     fast_size, fast_seconds = 0, 0.0
     size = min(SMALLEST_BUDGET, largest)
     while True:
         batch = warm_up_batch(size, block_size, device)
-        seconds = min(_timed(forward, batch, clock) for _ in range(2))
+        seconds = min(_timed(forward, batch, clock) for _ in range(3))
         if seconds > target:
             break
         fast_size, fast_seconds = size, seconds

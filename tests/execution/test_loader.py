@@ -1,0 +1,264 @@
+"""From a configuration to an engine: what is chosen, what is refused, and with which sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import loader
+from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.core import EngineCore
+from engine.execution import device
+from engine.execution.device import choose_device
+from engine.loader import LoadedEngine, load_engine
+from engine.models.errors import ModelLoadError
+from engine.request import SamplingParams
+from tests.models.families import VOCAB, SavedModel
+
+
+@pytest.fixture(scope="module")
+def folder(tiny: SavedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with a tokenizer of as many words as it has tokens."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    target = tmp_path_factory.mktemp("loader") / "tiny-llama"
+    shutil.copytree(tiny.folder, target)
+    words = {f"w{i}": i for i in range(VOCAB)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(target / "tokenizer.json"))
+    (target / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    return target
+
+
+@pytest.fixture(autouse=True)
+def restore_threads() -> Any:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def load(folder: Path, **options: Any) -> LoadedEngine:
+    return load_engine(EngineConfig(model=str(folder), **{"device": "cpu", "threads": 1, **options}), ignore)
+
+
+def ignore(stage: str, done: int, total: int) -> None:
+    pass
+
+
+def answer(core: EngineCore, prompt: list[int], length: int = 5) -> list[int]:
+    core.add_request(1, prompt, SamplingParams(max_tokens=length, ignore_eos=True))
+    tokens: list[int] = []
+    while core.has_work:
+        for output in core.step().outputs:
+            assert not output.error
+            tokens += output.token_ids
+    return tokens
+
+
+# What is chosen ------------------------------------------------------------------------------------------------------
+
+
+def test_a_loaded_engine_answers_and_says_what_it_is(folder: Path, tiny: SavedModel) -> None:
+    stages: list[tuple[str, int, int]] = []
+    config = EngineConfig(model=str(folder), dtype="float32", threads=1)
+    loaded = load_engine(config, lambda *stage: stages.append(stage))
+    prompt = [5, 6, 7, 8]
+    tokens = answer(loaded.core, prompt)
+    assert tokens == tiny.logits([*prompt, *tokens])[3:-1].argmax(dim=-1).tolist()
+    info = loaded.info
+    assert (info.name, info.architecture, info.dtype, info.backend) == (
+        "tiny-llama",
+        "LlamaForCausalLM",
+        "float32",
+        "cpu",
+    )
+    assert info.vocab_size == VOCAB and info.max_model_len == 256 and info.threads == 1
+    assert info.parameters == sum(p.numel() for p in tiny.reference.parameters())
+    assert info.weight_bytes == 4 * info.parameters
+    assert info.kv_bytes_per_block == 16 * 2 * 3 * 2 * 16 * 4
+    assert len(info.weights_sha256) == 64 and info.backend_reason and info.load_seconds > 0
+    assert 16 <= info.token_budget <= 2048 and info.token_budget % 16 == 0
+    assert stages[-1][0].startswith("Measuring")
+    counted = [(done, total) for stage, done, total in stages if total]
+    assert counted[-1][0] == counted[-1][1] > 20
+
+
+def test_the_pool_is_no_larger_than_all_requests_could_use(folder: Path) -> None:
+    info = load(folder, scheduler=SchedulerConfig(max_num_seqs=3), max_model_len=100).info
+    assert info.num_blocks == 3 * 7 and info.max_model_len == 100
+    assert load(folder, cache=CacheConfig(num_blocks=9, block_size=8)).info.num_blocks == 9
+
+
+def test_the_knobs_reach_the_engine(folder: Path) -> None:
+    loaded = load(folder, scheduler=SchedulerConfig(max_num_batched_tokens=5, max_num_seqs=2), seed=3)
+    keyframe = loaded.core.keyframe()
+    assert keyframe.token_budget == 5 == loaded.info.token_budget
+    assert keyframe.max_num_seqs == 2 and keyframe.num_blocks == loaded.info.num_blocks
+    whole = load(folder, scheduler=SchedulerConfig(chunked_prefill=False))
+    assert whole.info.token_budget >= 256
+    assert len(answer(whole.core, list(range(5, 90)) * 2)) == 5
+
+
+def test_bfloat16_runs_and_is_near_float32(folder: Path, tiny: SavedModel) -> None:
+    loaded = load(folder, dtype="bfloat16")
+    assert loaded.info.dtype == "bfloat16"
+    prompt = [5, 6, 7, 8]
+    token = answer(loaded.core, prompt, 1)[0]
+    logits = tiny.logits(prompt)[-1]
+    assert float(logits.max() - logits[token]) < 0.1 * float(logits.max() - logits.min())
+
+
+def test_another_model_or_type_has_other_block_hashes(folder: Path, tmp_path: Path) -> None:
+    def key(where: Path, **options: Any) -> bytes:
+        seen: list[bytes] = []
+
+        class Spy(EngineCore):
+            def __init__(self, *args: Any, cache_key: bytes, **more: Any) -> None:
+                seen.append(cache_key)
+                super().__init__(*args, cache_key=cache_key, **more)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loader, "EngineCore", Spy)
+            load(where, **options)
+        return seen[0]
+
+    longer = tmp_path / "longer"
+    shutil.copytree(folder, longer)
+    config = json.loads((longer / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"] = 20_000.0
+    (longer / "config.json").write_text(json.dumps(config))
+    keys = [key(folder), key(folder, dtype="bfloat16"), key(longer)]
+    assert len(set(keys)) == 3
+    assert key(folder, seed=5) == keys[0]
+
+
+# What is refused -----------------------------------------------------------------------------------------------------
+
+
+def refusal(folder: Path, **options: Any) -> ModelLoadError:
+    with pytest.raises(ModelLoadError) as caught:
+        load(folder, **options)
+    return caught.value
+
+
+def test_a_length_beyond_the_models_is_refused(folder: Path) -> None:
+    error = refusal(folder, max_model_len=257)
+    assert "257" in error.message and "256" in error.message
+
+
+def test_a_pool_beyond_memory_is_refused_with_what_would_fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "available_memory", lambda: 400 * 2**20)
+    error = refusal(folder, cache=CacheConfig(num_blocks=1_000_000))
+    assert error.kind == "memory"
+    assert "1,000,000 KV blocks" in error.message and "400 MiB" in error.message and "--kv-blocks" in error.message
+    fitting = int(error.message.rsplit("--kv-blocks ", 1)[1].rstrip(")."))
+    assert load(folder, cache=CacheConfig(num_blocks=fitting)).info.num_blocks == fitting
+    assert refusal(folder, cache=CacheConfig(num_blocks=fitting + 1)).kind == "memory"
+
+
+def test_a_model_beyond_memory_is_refused_before_its_weights_are_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "available_memory", lambda: 100 * 2**20)
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("the weights were touched")
+
+    monkeypatch.setattr(loader.Checkpoint, "tensors", never)
+    error = refusal(folder)
+    assert error.kind == "memory" and "100 MiB" in error.message and "float32" in error.message
+
+
+def test_float16_on_a_cpu_is_refused_with_the_way_out(folder: Path) -> None:
+    error = refusal(folder, dtype="float16")
+    assert error.kind == "unsupported" and "--dtype float32" in error.message
+
+
+def test_weights_that_give_no_numbers_are_refused(folder: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"][:] = torch.nan
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    error = refusal(broken)
+    assert error.kind == "damaged" and "finite" in error.message
+
+
+# Devices -------------------------------------------------------------------------------------------------------------
+
+
+def raise_always(*args: Any, **options: Any) -> Any:
+    raise RuntimeError("CUDA driver initialization failed")
+
+
+def break_every_call(patch: pytest.MonkeyPatch) -> None:
+    for name in ("is_available", "current_device", "get_device_name", "mem_get_info", "is_bf16_supported", "init"):
+        patch.setattr(torch.cuda, name, raise_always)
+
+
+def claim_a_gpu(patch: pytest.MonkeyPatch) -> None:
+    """A driver that says yes, until the first operation."""
+    patch.setattr(torch.cuda, "is_available", lambda: True)
+    patch.setattr(torch, "ones", raise_always)
+
+
+def find_none(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.mark.parametrize("condition", [break_every_call, claim_a_gpu, find_none])
+def test_no_state_of_a_gpu_keeps_the_cpu_from_working(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, condition: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    condition(monkeypatch)
+    choice = choose_device(EngineConfig())
+    assert choice.device.type == "cpu"
+    if condition is not find_none:
+        assert "CUDA driver initialization failed" in choice.reason
+    loaded = load(folder, device="auto")
+    assert loaded.info.device == "cpu" and loaded.info.backend_reason == choice.reason
+    error = refusal(folder, device="cuda")
+    assert error.kind == "unsupported" and "device is cuda" in error.message and "--device cpu" in error.message
+
+
+def test_a_gpu_that_fails_at_warm_up_is_tried_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half an installation: the GPU answers, its kernels do not compile. Auto falls back and says so."""
+    attempts: list[str] = []
+
+    def gpu(config: EngineConfig) -> device.DeviceChoice:
+        return device.DeviceChoice(torch.device("cuda", 0), torch.float32, "the GPU works")
+
+    def make(choice: device.DeviceChoice) -> Any:
+        if choice.is_gpu:
+            attempts.append("gpu")
+            raise RuntimeError("failed to find a C compiler")
+        return device.make_backend(choice)
+
+    monkeypatch.setattr(loader, "choose_device", gpu)
+    monkeypatch.setattr(loader, "make_backend", make)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (2**34, 2**34))
+    loaded = load(folder, device="auto")
+    assert attempts == ["gpu"] and loaded.info.device == "cpu"
+    assert "failed to find a C compiler" in loaded.info.backend_reason
+    with pytest.raises(RuntimeError, match="C compiler"):
+        load(folder, device="cuda")
+
+
+@pytest.mark.parametrize(("native", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_auto_takes_the_fastest_type_of_this_cpu(
+    monkeypatch: pytest.MonkeyPatch, native: bool, expected: torch.dtype
+) -> None:
+    monkeypatch.setattr(device, "computes_bfloat16", lambda: native)
+    choice = choose_device(EngineConfig(device="cpu"))
+    assert choice.dtype == expected and "bfloat16" in choice.reason
+    slow = choose_device(EngineConfig(device="cpu", dtype="bfloat16"))
+    assert slow.dtype == torch.bfloat16 and ("emulates" in slow.reason) is not native

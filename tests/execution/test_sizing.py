@@ -1,0 +1,138 @@
+"""Memory plans, the measured token budget, and what a container is allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.execution.host import available_memory, computes_bfloat16, usable_cores
+from engine.execution.sizing import CPU_POOL_BYTES, measure_token_budget, plan_memory
+from engine.models.architecture import spec_from_config
+from kernels.spec import DecoderSpec, StepBatch
+
+GIB = 2**30
+
+
+def llama_8b(dtype: torch.dtype = torch.float32) -> DecoderSpec:
+    return spec_from_config(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": 128_256,
+            "hidden_size": 4096,
+            "intermediate_size": 14_336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 8192,
+        },
+        dtype,
+    )
+
+
+def test_weights_and_pool_of_a_known_model() -> None:
+    plan = plan_memory(llama_8b(torch.bfloat16), EngineConfig(), 8192, 64 * GIB, on_gpu=False)
+    assert plan.weight_bytes == 2 * 8_030_261_248
+    assert plan.block_bytes == 16 * 2 * 32 * 8 * 128 * 2
+    assert plan.num_blocks == CPU_POOL_BYTES // plan.block_bytes
+    assert plan.needed_bytes < 64 * GIB
+
+
+def test_a_gpu_takes_most_of_what_is_free_and_no_more_than_is_useful() -> None:
+    spec = llama_8b(torch.bfloat16)
+    plan = plan_memory(spec, EngineConfig(), 8192, 40 * GIB, on_gpu=True)
+    assert 0.85 < plan.num_blocks * plan.block_bytes / (40 * GIB - plan.weight_bytes) < 0.91
+    few = EngineConfig(scheduler=SchedulerConfig(max_num_seqs=2))
+    assert plan_memory(spec, few, 8192, 80 * GIB, on_gpu=True).num_blocks == 2 * 512
+
+
+def test_a_pool_shrinks_with_memory_and_stays_inside_it() -> None:
+    spec = llama_8b(torch.bfloat16)
+    for available in (16 * GIB, 17 * GIB, 20 * GIB):
+        plan = plan_memory(spec, EngineConfig(), 8192, available, on_gpu=False)
+        assert plan.num_blocks >= 1 and plan.needed_bytes <= available
+    asked = EngineConfig(cache=CacheConfig(num_blocks=100))
+    assert plan_memory(spec, asked, 8192, 20 * GIB, on_gpu=False).num_blocks == 100
+
+
+class Machine:
+    """Computes ``rate`` tokens a second behind ``fixed`` seconds; the first run of a size takes longer."""
+
+    def __init__(self, rate: float, fixed: float = 0.0) -> None:
+        self.rate, self.fixed = rate, fixed
+        self.now = 0.0
+        self.sizes: list[int] = []
+
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        first = batch.num_tokens not in self.sizes
+        self.sizes.append(batch.num_tokens)
+        self.now += self.fixed + batch.num_tokens / self.rate + (0.5 if first else 0.0)
+        return torch.zeros(1, 4)
+
+    def budget(self, largest: int = 100_000) -> int:
+        device = torch.device("cpu")
+        return measure_token_budget(
+            self.forward, device, largest=largest, block_size=16, clock=lambda: self.now, target=0.12
+        )
+
+
+@pytest.mark.parametrize("rate", [50.0, 300.0, 430.0, 1000.0, 5000.0, 1e6])
+def test_the_budget_keeps_a_step_under_the_target(rate: float) -> None:
+    machine = Machine(rate)
+    budget = machine.budget()
+    assert budget % 16 == 0 and 16 <= budget <= 2048
+    assert budget == 16 or budget / rate <= 0.12
+    assert budget == 2048 or (budget + 16) / rate > 0.12, "a larger one would have done"
+
+
+def test_the_budget_with_a_fixed_cost_is_not_exceeded() -> None:
+    machine = Machine(1000.0, fixed=0.05)
+    assert 0.05 + machine.budget() / 1000.0 <= 0.12
+
+
+def test_measuring_stays_inside_the_pool_and_the_model() -> None:
+    machine = Machine(1e6)
+    assert machine.budget(largest=40) == 2048
+    assert max(machine.sizes) == 40
+    slow = Machine(300.0)
+    slow.budget()
+    assert max(slow.sizes) <= 64, "nothing slower than twice the target is tried"
+
+
+# The machine ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_containers_limits_are_the_machines(tmp_path: Path) -> None:
+    assert usable_cores(tmp_path) >= 1
+    free = available_memory(tmp_path)
+    assert free > 0
+    (tmp_path / "cpu.max").write_text("100000 100000\n")
+    assert usable_cores(tmp_path) == 1
+    (tmp_path / "memory.max").write_text(f"{64 * 2**20}\n")
+    (tmp_path / "memory.current").write_text(f"{60 * 2**20}\n")
+    (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {8 * 2**20}\nactive_file {2**20}\n")
+    assert available_memory(tmp_path) == 13 * 2**20
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert usable_cores(tmp_path) >= 1
+    assert available_memory(tmp_path) > 13 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("line", "native"),
+    [
+        ("flags\t\t: fpu avx2 avx512f avx512_bf16", True),
+        ("flags\t\t: fpu avx2 amx_bf16", True),
+        ("flags\t\t: fpu avx2 avx512f", False),
+        ("Features\t: fp asimd bf16", True),
+        ("", False),
+    ],
+)
+def test_whether_a_cpu_computes_bfloat16(tmp_path: Path, line: str, native: bool) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(f"processor\t: 0\n{line}\n")
+    assert computes_bfloat16(cpuinfo) is native
+    assert computes_bfloat16(tmp_path / "none") is False

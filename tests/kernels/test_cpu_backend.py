@@ -1,0 +1,227 @@
+"""The CPU backend against a plain decoder in float64: all that a spec can ask for, whatever way the work is split."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+
+import pytest
+import torch
+
+from engine.models.architecture import expected_tensors
+from kernels.backend import Activations
+from kernels.cpu import attention
+from kernels.cpu.backend import CpuBackend
+from kernels.spec import DecoderSpec, StepBatch
+
+Weights = dict[str, torch.Tensor]
+
+BASE = DecoderSpec(
+    architecture="LlamaForCausalLM",
+    vocab_size=61,
+    hidden_size=48,
+    intermediate_size=40,
+    num_layers=3,
+    num_heads=6,
+    num_kv_heads=2,
+    head_dim=16,
+    rms_norm_eps=1e-5,
+    max_position=512,
+    dtype=torch.float32,
+    inv_freq=1.0 / 100.0 ** (torch.arange(0, 16, 2).float() / 16),
+)
+SPECS = {
+    "plain": BASE,
+    "partial-rotary": dataclasses.replace(BASE, inv_freq=1.0 / 100.0 ** (torch.arange(0, 8, 2).float() / 8)),
+    "partial-rotary-qk-norm": dataclasses.replace(
+        BASE, inv_freq=1.0 / 100.0 ** (torch.arange(0, 12, 2).float() / 12), qk_norm=True
+    ),
+    "all-biases": dataclasses.replace(BASE, attention_bias=True, attention_out_bias=True, mlp_bias=True),
+    "mixed-windows": dataclasses.replace(BASE, sliding_window=(None, 5, 9), rope_layers=(True, False, True)),
+    "rope-scaling-factor": dataclasses.replace(BASE, rope_attention_scaling=1.2, tie_embeddings=True),
+    "group-5-head-80": dataclasses.replace(
+        BASE, num_heads=5, num_kv_heads=1, head_dim=80, inv_freq=1.0 / 100.0 ** (torch.arange(0, 80, 2).float() / 80)
+    ),
+}
+
+
+def random_weights(spec: DecoderSpec) -> Weights:
+    generator = torch.Generator().manual_seed(1)
+    weights = {}
+    for name, shape in expected_tensors(spec).items():
+        tensor = torch.randn(shape, generator=generator)
+        weights[name] = tensor * 0.2 + 1.0 if "norm" in name else tensor * (0.5 if "bias" in name else 0.2)
+    return weights
+
+
+# The plain decoder ---------------------------------------------------------------------------------------------------
+
+
+def reference_logits(spec: DecoderSpec, weights: Weights, token_ids: list[int]) -> torch.Tensor:
+    """float64 [T, vocab], straight from the definitions: no cache, no pages, one head at a time."""
+    w = {name: tensor.double() for name, tensor in weights.items()}
+    x = w["model.embed_tokens.weight"][token_ids]
+    for layer in range(spec.num_layers):
+        p = f"model.layers.{layer}."
+        x = x + _attention(spec, w, p, layer, _norm(x, w[p + "input_layernorm.weight"], spec.rms_norm_eps))
+        h = _norm(x, w[p + "post_attention_layernorm.weight"], spec.rms_norm_eps)
+        gate, up = _linear(w, p + "mlp.gate_proj", h), _linear(w, p + "mlp.up_proj", h)
+        x = x + _linear(w, p + "mlp.down_proj", gate * gate.sigmoid() * up)
+    head = w["model.embed_tokens.weight" if spec.tie_embeddings else "lm_head.weight"]
+    return _norm(x, w["model.norm.weight"], spec.rms_norm_eps) @ head.t()
+
+
+def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def _linear(w: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
+    y = x @ w[name + ".weight"].t()
+    return y + w[name + ".bias"] if name + ".bias" in w else y
+
+
+def _rotated(spec: DecoderSpec, head: torch.Tensor) -> torch.Tensor:
+    """Pairs (i, i + r/2) turned by position · inv_freq[i]; [T, head_dim]."""
+    half = spec.rotary_dim // 2
+    angles = torch.arange(head.shape[0]).double()[:, None] * spec.inv_freq.double()
+    cos, sin = angles.cos() * spec.rope_attention_scaling, angles.sin() * spec.rope_attention_scaling
+    a, b, rest = head[:, :half], head[:, half : 2 * half], head[:, 2 * half :]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1)
+
+
+def _attention(spec: DecoderSpec, w: Weights, p: str, layer: int, x: torch.Tensor) -> torch.Tensor:
+    q, k, v = (_linear(w, p + f"self_attn.{n}_proj", x).split(spec.head_dim, dim=-1) for n in "qkv")
+    position = torch.arange(x.shape[0])
+    hidden = position[None] > position[:, None]
+    window = spec.layer_window(layer)
+    if window is not None:
+        hidden |= position[None] <= position[:, None] - window
+    outputs = []
+    for head in range(spec.num_heads):
+        kv = head // (spec.num_heads // spec.num_kv_heads)
+        query, key = q[head], k[kv]
+        if spec.qk_norm:
+            query = _norm(query, w[p + "self_attn.q_norm.weight"], spec.rms_norm_eps)
+            key = _norm(key, w[p + "self_attn.k_norm.weight"], spec.rms_norm_eps)
+        if spec.layer_uses_rope(layer):
+            query, key = _rotated(spec, query), _rotated(spec, key)
+        scores = (query @ key.t() / math.sqrt(spec.head_dim)).masked_fill(hidden, -math.inf)
+        outputs.append(scores.softmax(-1) @ v[kv])
+    return _linear(w, p + "self_attn.o_proj", torch.cat(outputs, dim=-1))
+
+
+# Driving the backend -------------------------------------------------------------------------------------------------
+
+
+def make_batch(rows: list[tuple[list[int], int, int, list[int]]], block_size: int) -> StepBatch:
+    """Rows of (all token ids, start, count, block table); the logits of every new token are wanted."""
+    tokens, positions, slots = [], [], []
+    for ids, start, count, table in rows:
+        for position in range(start, start + count):
+            tokens.append(ids[position])
+            positions.append(position)
+            slots.append(table[position // block_size] * block_size + position % block_size)
+    counts = [count for _, _, count, _ in rows]
+    seq_lens = [start + count for _, start, count, _ in rows]
+    widest = max(len(table) for *_, table in rows)
+    return StepBatch(
+        token_ids=torch.tensor(tokens),
+        positions=torch.tensor(positions),
+        slot_mapping=torch.tensor(slots),
+        query_start=torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32),
+        seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+        block_tables=torch.tensor([table + [0] * (widest - len(table)) for *_, table in rows], dtype=torch.int32),
+        logits_rows=torch.arange(len(tokens)),
+        query_lens_list=counts,
+        seq_lens_list=seq_lens,
+    )
+
+
+def forward(backend: CpuBackend, batch: StepBatch) -> torch.Tensor:
+    x = backend.embed(batch)
+    for layer in range(backend.spec.num_layers):
+        x = backend.mlp_block(layer, backend.attention_block(layer, x, batch))
+    return backend.head(x, batch)
+
+
+def worst_difference(
+    spec: DecoderSpec, block_size: int = 4, lengths: tuple[int, ...] = (3, 8, 21, 40, 41, 5, 30)
+) -> float:
+    """Random chunks of several requests, mixed with decodes, until all are computed; against the plain decoder."""
+    weights = random_weights(spec)
+    backend = CpuBackend()
+    backend.load(spec, weights)
+    free = list(range(1, 1 + sum(-(-length // block_size) for length in lengths)))
+    backend.allocate_kv(1 + len(free), block_size)
+    generator = random.Random(2)
+    generator.shuffle(free)
+    ids = [[generator.randrange(spec.vocab_size) for _ in range(length)] for length in lengths]
+    tables = [[free.pop() for _ in range(-(-length // block_size))] for length in lengths]
+    references = [reference_logits(spec, weights, each) for each in ids]
+    done = [0] * len(lengths)
+    worst = 0.0
+    while any(done[i] < length for i, length in enumerate(lengths)):
+        active = [i for i, length in enumerate(lengths) if done[i] < length]
+        counts = {i: min(lengths[i] - done[i], generator.choice([1, 1, 1, 2, 7, 16])) for i in active}
+        batch = make_batch([(ids[i], done[i], counts[i], tables[i]) for i in active], block_size)
+        for i, logits in zip(active, forward(backend, batch).split(list(counts.values())), strict=True):
+            expected = references[i][done[i] : done[i] + counts[i]]
+            worst = max(worst, float((logits - expected).abs().max()))
+            done[i] += counts[i]
+    return worst
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_every_feature_equals_the_plain_decoder(name: str, block_size: int) -> None:
+    assert worst_difference(SPECS[name], block_size) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["plain", "mixed-windows"])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"MAX_GROUP_PADDING": 0},
+        {"MAX_GROUP_PADDING": 10_000, "MAX_GROUP_TOKENS": 10_000},
+        {"MAX_GROUP_TOKENS": 1},
+        {"MAX_PIECE_ELEMENTS": 16},
+        {"MAX_PIECE_ELEMENTS": 16, "MAX_MASK_ELEMENTS": 0},
+        {"MAX_MASK_ELEMENTS": 0},
+    ],
+)
+def test_the_split_of_the_work_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, name: str, limits: dict[str, int]
+) -> None:
+    """Groups of one and of all, chunks in pieces, masks kept and made anew."""
+    for constant, value in limits.items():
+        monkeypatch.setattr(attention, constant, value)
+    assert worst_difference(SPECS[name], lengths=(3, 8, 21, 90, 41, 5, 30)) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["partial-rotary-qk-norm", "mixed-windows", "all-biases"])
+def test_bfloat16_is_near(name: str) -> None:
+    spec = dataclasses.replace(SPECS[name], dtype=torch.bfloat16)
+    reference = reference_logits(spec, random_weights(spec), list(range(40)))
+    assert worst_difference(spec) < 0.4 * float(reference.std())  # a wrong place gives four times the deviation
+
+
+def test_a_residual_apart_is_added() -> None:
+    weights = random_weights(BASE)
+    backend = CpuBackend()
+    backend.load(BASE, weights)
+    backend.allocate_kv(4, 4)
+    batch = make_batch([([5, 6, 7], 0, 3, [1])], 4)
+    whole = backend.embed(batch)
+    parts = Activations(whole.hidden * 0.25, whole.hidden * 0.75)
+    assert torch.allclose(backend.head(parts, batch), backend.head(whole, batch), atol=1e-5)
+
+
+def test_kv_bytes_are_what_is_allocated() -> None:
+    backend = CpuBackend()
+    backend.load(BASE, random_weights(BASE))
+    backend.allocate_kv(10, 16)
+    storage = backend._kv()
+    assert storage.numel() * storage.element_size() == 10 * backend.kv_bytes_per_block(16)
+    assert backend.kv_bytes_per_block(16) == 16 * BASE.kv_bytes_per_token()
+    assert not storage.any()
