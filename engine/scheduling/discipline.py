@@ -88,6 +88,8 @@ class PlanningDesk:
         self.watermark_blocks = watermark_blocks
         """Blocks that admission leaves free for the running requests to grow into."""
         self.plan: dict[Request, int] = {}
+        self.deferred: Request | None = None
+        """The head of the queue, once it has been found to wait in this step."""
         self._tools = tools
         self._reserve = memory.reserve
 
@@ -123,4 +125,5 @@ class PlanningDesk:
 
     def defer(self, head: Request, reason: str, needed: int, available: int) -> None:
         """Say why the head of the queue waits on."""
+        self.deferred = head
         self._tools.defer(head, reason, needed, available)

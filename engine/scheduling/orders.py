@@ -48,8 +48,8 @@ def yield_rank(request: Request) -> tuple[int, float, int]:
 
 
 class WaitingQueue:
-    """A heap in which a request that left stays as a dead entry until it comes up, or until dead entries
-    outnumber the living. An entry lives while its request waits in the epoch in which it was queued."""
+    """A heap in which a request that left stays as a dead entry until it comes up, or until the dead outnumber the
+    living. An entry lives while its request waits in the epoch in which it was queued."""
 
     def __init__(self, order: QueueOrder) -> None:
         self.order = order

@@ -69,7 +69,7 @@ class VllmDiscipline:
     def _admit_waiting(self, desk: PlanningDesk, before: Request | None = None) -> None:
         """Admit from the head on while that works; with ``before`` only those that outrank it."""
         while (head := desk.waiting.head()) is not None:
-            if before is not None and not desk.order.outranks(head, before):
+            if head is desk.deferred or (before is not None and not desk.order.outranks(head, before)):
                 return
             if not self._admit(desk, head):
                 return

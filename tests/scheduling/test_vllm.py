@@ -193,6 +193,22 @@ def test_the_reason_for_waiting_is_told_when_it_changes_and_only_then() -> None:
     assert told == ["slots", "blocks"]
 
 
+def test_one_reason_a_step_is_told_though_the_head_is_looked_at_twice() -> None:
+    """A higher priority waits for blocks; then a lower one's chunk takes the budget too: that is not a new reason."""
+    probe = EngineProbe(make_core(num_blocks=30, block_size=4, token_budget=8, order="priority"))
+    holder = probe.add([1] * 4, tokens(60), priority=0, arrival_time=0.0)  # 16 blocks in the end
+    while probe.core.keyframe().requests == [] or probe.row(holder).num_computed < 40:
+        probe.step()
+    low = probe.add([2] * 60, tokens(2), priority=5, arrival_time=1.0)  # 15 blocks, 8 steps
+    probe.step()
+    high = probe.add([3] * 90, tokens(2), priority=1, arrival_time=2.0)  # 23 blocks: too many even without the low one
+    for _ in range(4):
+        probe.step()
+        assert low in plan_of(probe)
+    assert [(event.request_id, event.reason) for event in probe.of(Deferred)] == [(high, "blocks")]
+    probe.run()
+
+
 # Preemption -------------------------------------------------------------------------------------------------------
 
 
