@@ -30,6 +30,7 @@ class AnswerText(QWidget):
         self._colors = colors
         self._stream = MarkdownStream(colors)
         self._text = ""
+        self._growing = False
         self._panes: list[TextPane] = []
         self._begins: list[int] = []
         """Number of the first piece of each pane."""
@@ -49,7 +50,7 @@ class AnswerText(QWidget):
 
     def set_text(self, text: str, *, growing: bool) -> None:
         """Shows ``text``, which begins with what was shown before; ``growing`` adds the caret."""
-        self._text = text
+        self._text, self._growing = text, growing
         self._stream.update(text)
         self.laid_out_characters = 0
         pieces = self._stream.pieces
@@ -73,7 +74,7 @@ class AnswerText(QWidget):
             self._column.removeWidget(pane)
             pane.deleteLater()
         self._panes, self._begins = [], []
-        self.set_text(self._text, growing=False)
+        self.set_text(self._text, growing=self._growing)
 
     @staticmethod
     def _end_of_pane(pieces: list[RenderedPiece], begin: int, finished: int) -> int:

@@ -20,6 +20,7 @@ class MessageEdit(QPlainTextEdit):
         super().__init__(parent)
         self.setTabChangesFocus(True)
         self.setAccessibleName("Message")
+        self.setToolTip("Enter sends, Shift+Enter begins a new line, Esc stops the answer")
         self.textChanged.connect(self._fit)
         self.document().documentLayout().documentSizeChanged.connect(self._fit)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -89,7 +90,7 @@ class Composer(QWidget):
         return self._generating
 
     def _update(self) -> None:
-        self.edit.setPlaceholderText(self._blocked or "Message…   Enter sends, Shift+Enter makes a new line")
+        self.edit.setPlaceholderText(self._blocked or "Message…   Enter sends")
         text, tip = ("Stop", "Stop this answer (Esc)") if self._generating else ("Send", "Send (Enter)")
         # Text instead of a picture: every font has it, and a screen reader reads it.
         self.button.setText(f"■  {text}" if self._generating else text)

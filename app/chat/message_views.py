@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from PySide6.QtCore import QRectF, QSize, Qt, QTimer, QUrl, Signal
-from PySide6.QtGui import QGuiApplication, QPainter, QPaintEvent
-from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtGui import QGuiApplication, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
 from app.chat.answer_line import describe, explain
 from app.chat.answer_text import AnswerText
@@ -21,10 +21,16 @@ from engine.run_state import RunState
 UPDATE_SECONDS = 0.05
 """A growing answer is drawn at most 20 times a second …"""
 COST_SHARE = 5.0
-"""… and less often where drawing is dear: at most this share (one fifth) of the time goes into it."""
+SLOWEST_SECONDS = 0.25
+"""… and less often where drawing is dear, so that about a fifth of the time goes into it."""
+SLICE_CHARACTERS = 1_500
+"""Most new text that is drawn at once; the rest follows when the window has had its turn."""
+CATCH_UP_MS = 1
 USER_TINT = 0.14
 SELECTED_TINT = 0.08
 BAR_PX = 3
+NARROW_PX = 520
+"""Below this width the buttons of an answer stand under its line and not beside it."""
 MOST_BUTTON_PX = 19
 """As high as the line of text that it stands beside."""
 
@@ -157,6 +163,8 @@ class AnswerView(QWidget):
         self._selection = selection
         self._run_state = run_state
         self._cost = 0.0
+        self._drawn = 0
+        """Characters of the message that are on the screen."""
         self._is_last = False
         self.text = AnswerText(markdown_colors(theme), self)
         self.text.link_clicked.connect(self.link_clicked)
@@ -181,27 +189,40 @@ class AnswerView(QWidget):
         self._draw()
 
     def _lay_out(self) -> None:
-        footer = QHBoxLayout()
-        footer.setContentsMargins(0, 0, 0, 0)
-        footer.setSpacing(4)
-        footer.addWidget(self.dot, 0, Qt.AlignmentFlag.AlignTop)
-        footer.addWidget(self.line, 1, Qt.AlignmentFlag.AlignTop)
-        footer.addWidget(self.copy_button, 0, Qt.AlignmentFlag.AlignTop)
-        footer.addWidget(self.regenerate_button, 0, Qt.AlignmentFlag.AlignTop)
+        words = QHBoxLayout()
+        words.setSpacing(4)
+        words.addWidget(self.dot, 0, Qt.AlignmentFlag.AlignTop)
+        words.addWidget(self.line, 1, Qt.AlignmentFlag.AlignTop)
+        buttons = QHBoxLayout()
+        buttons.setSpacing(4)
+        buttons.addStretch(1)
+        for each in (self.copy_button, self.regenerate_button):
+            buttons.addWidget(each, 0, Qt.AlignmentFlag.AlignTop)
+        self._footer = QBoxLayout(QBoxLayout.Direction.LeftToRight)
+        self._footer.setSpacing(4)
+        self._footer.addLayout(words, 1)
+        self._footer.addLayout(buttons)
         column = QVBoxLayout(self)
         column.setContentsMargins(PADDING[0], 4, 4, 4)
         column.setSpacing(4)
         column.addWidget(self.text)
         column.addWidget(self.sentence)
-        column.addLayout(footer)
+        column.addLayout(self._footer)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        narrow = event.size().width() < NARROW_PX
+        direction = QBoxLayout.Direction.TopToBottom if narrow else QBoxLayout.Direction.LeftToRight
+        if direction != self._footer.direction():
+            self._footer.setDirection(direction)
 
     def refresh(self) -> None:
-        """The message has changed: drawn soon while it grows, at once when it has ended."""
+        """The message has changed: drawn soon while it grows, at once when it has ended; see ``SLICE_CHARACTERS``."""
         if not self.message.status.is_open:
             self._timer.stop()
             self._draw()
         elif not self._timer.isActive():
-            self._timer.start(round(1000 * max(UPDATE_SECONDS, COST_SHARE * self._cost)))
+            self._timer.start(round(1000 * min(SLOWEST_SECONDS, max(UPDATE_SECONDS, COST_SHARE * self._cost))))
 
     def refresh_line(self) -> None:
         """The engine has moved on: the line only."""
@@ -215,7 +236,9 @@ class AnswerView(QWidget):
     def _draw(self) -> None:
         begun = time.perf_counter()
         message = self.message
-        self.text.set_text(message.text, growing=message.status.is_open)
+        self._drawn = min(len(message.text), self._drawn + SLICE_CHARACTERS)
+        is_behind = self._drawn < len(message.text)
+        self.text.set_text(message.text[: self._drawn], growing=message.status.is_open or is_behind)
         self.text.setVisible(bool(message.text))
         sentence = explain(message)
         self.sentence.setText(sentence)
@@ -224,6 +247,8 @@ class AnswerView(QWidget):
         self.refresh_line()
         self._show_buttons()
         self._cost = time.perf_counter() - begun
+        if is_behind:
+            self._timer.start(CATCH_UP_MS)
 
     def _show_buttons(self) -> None:
         is_open = self.message.status.is_open

@@ -121,12 +121,12 @@ def test_pieces_add_up_to_the_whole_document(text):
 LONG = {
     "paragraph": "word " * 4000,
     "no spaces": "x" * 20_000,
-    "code": "```python\n" + "value = call(1, 'a')  # note\n" * 700 + "```\n\nafter **all**",
-    "list": "".join(f"{n}. item `{n}`\n" for n in range(1, 1500)),
+    "code": "```python\n" + "value = call(1, 'a')  # note\n" * 300 + "```\n\nafter **all**",
+    "list": "".join(f"{n}. item `{n}`\n" for n in range(1, 700)),
     "quote": "> quoted line\n" * 1500,
     "empty lines": "\n" * 9000 + "end",
-    "table": "| a | b |\n|---|---|\n" + "| 1 | 2 |\n" * 2000,
-    "brackets": "[" * 9000,
+    "table": "| a | b |\n|---|---|\n" + "| 1 | 2 |\n" * 900,
+    "brackets": "[" * 5000,
     "nested": ">" * 3000 + " deep\n" * 3,
 }
 
@@ -136,7 +136,7 @@ def test_long_blocks_are_cut_where_their_text_alone_says(name):
     text = LONG[name]
     whole = MarkdownStream(COLORS)
     whole.update(text)
-    for step in (333, 1000):
+    for step in (250, 999):
         stream = MarkdownStream(COLORS)
         for at in range(0, len(text), step):
             stream.update(text[:at])

@@ -8,7 +8,7 @@ import pytest
 
 from app.chat.answer_text import UPDATE_LIMIT, AnswerText
 from app.chat.markdown import render
-from app.chat.message_views import UPDATE_SECONDS, AnswerView, markdown_colors
+from app.chat.message_views import SLICE_CHARACTERS, UPDATE_SECONDS, AnswerView, markdown_colors
 
 WORDS = ("the", "block", "table", "maps", "a", "`position`", "to", "**memory**", "[so](https://example.org)", "do.")
 
@@ -81,6 +81,26 @@ def test_a_growing_answer_is_drawn_at_most_twenty_times_a_second(workspace, brid
     assert 0 < len(drawn) <= 200 * 0.1 / UPDATE_SECONDS
     bridge.finish(1, "end")
     assert drawn[-1] == "word " * 200 + "end"
+
+
+def test_a_burst_is_drawn_in_slices(workspace, bridge, theme, qtbot):
+    """100,000 characters that come at once, as after a stall, and then again as history: never one long drawing."""
+    workspace.send("hello")
+    text = "".join(long_answer(20_000, seed=6))
+    final = render(text, markdown_colors(theme))
+    bridge.say(1, text, tokens=20_000)
+    bridge.finish(1)
+    for _ in range(2):
+        (view,) = [each for each in workspace.transcript.views if isinstance(each, AnswerView)]
+        widest = [view.text.laid_out_characters]
+
+        def is_whole(view=view, widest=widest) -> bool:
+            widest.append(view.text.laid_out_characters)
+            return view.text.html == final
+
+        qtbot.waitUntil(is_whole, timeout=60_000)
+        assert max(widest) <= UPDATE_LIMIT + SLICE_CHARACTERS < len(text) / 5
+        workspace.open_conversation(workspace.current)
 
 
 def test_an_answer_that_is_not_in_sight_costs_no_drawing(workspace, bridge, qtbot):
