@@ -175,12 +175,7 @@ def compile_configuration(configuration: Configuration, target: Target) -> Resou
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    signature, attributes = {}, {}
-    for position, parameter in enumerate(configuration.function.params):
-        kind = configuration.types.get(parameter.name, "constexpr")
-        signature[parameter.name] = kind
-        if kind.startswith("*") and not parameter.do_not_specialize_on_alignment:
-            attributes[(position,)] = [["tt.divisibility", 16]]
+    signature, attributes = signature_of(configuration)
     compiled = triton.compile(
         ASTSource(configuration.function, signature, configuration.constants, attributes),
         target=GPUTarget(target.backend, target.arch, target.warp_size),
@@ -191,6 +186,18 @@ def compile_configuration(configuration: Configuration, target: Target) -> Resou
     else:
         registers, spills = _nvidia_registers(compiled.asm["cubin"], triton.knobs.nvidia.cuobjdump.path)
     return Resources(registers, spills, compiled.metadata.shared)
+
+
+def signature_of(configuration: Configuration) -> tuple[dict[str, str], dict[tuple[int], list[list[Any]]]]:
+    """Type of each parameter, and the attributes by position: what Triton derives from the arguments of a launch."""
+    signature: dict[str, str] = {}
+    attributes: dict[tuple[int], list[list[Any]]] = {}
+    for position, parameter in enumerate(configuration.function.params):
+        kind = configuration.types.get(parameter.name, "constexpr")
+        signature[parameter.name] = kind
+        if kind.startswith("*") and not parameter.do_not_specialize_on_alignment:
+            attributes[(position,)] = [["tt.divisibility", 16]]
+    return signature, attributes
 
 
 def _nvidia_registers(cubin: bytes, cuobjdump: str) -> tuple[int, int]:

@@ -152,7 +152,7 @@ def _copy(dtype: torch.dtype, elements: int) -> Configuration:
         kernel="copy_blocks",
         config=f"{name} {elements} elements",
         function=block_copy.copy_blocks_kernel,
-        types={"kv_ptr": f"*{name}", "pairs_ptr": "*i64", "num_blocks": "i64"},
+        types={"kv_ptr": f"*{name}", "pairs_ptr": "*i64", "num_blocks": "i32"},
         constants=dict(block_copy.copy_constants(elements)),
         num_warps=block_copy.NUM_WARPS,
         num_stages=1,

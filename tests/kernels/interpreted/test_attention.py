@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 
 import pytest
 import torch
 
 from kernels.spec import StepBatch
-from kernels.triton.paged_attention import attention_tile, paged_attention
+from kernels.triton.paged_attention import (
+    NO_WINDOW,
+    attention_constants,
+    attention_tile,
+    paged_attention,
+    paged_attention_kernel,
+)
 from kernels.triton.reference import paged_attention_reference
 from kernels.triton.verification import attention_error, largest_error, tolerance
 
@@ -63,6 +70,28 @@ def test_window(length: int, window: int) -> None:
     )
     assert error <= tolerance(FP32)
     assert attention_error(query_lens=[1, 1], seq_lens=[length, 1], window=window) <= tolerance(FP32)
+
+
+def test_rows_that_see_none_of_a_tiles_keys() -> None:
+    """32 queries against 16 keys at a time: the last queries' windows begin behind the first keys."""
+    error = attention_error(head_dim=128, group=1, num_kv_heads=1, query_lens=[40], seq_lens=[40], window=3)
+    assert error <= tolerance(FP32)
+
+
+def test_a_tile_writes_its_own_rows_only() -> None:
+    """32 rows are 6 queries of a group of 5 and two rows too many, which are the next tile's."""
+    torch.manual_seed(0)
+    q, keys, values = torch.randn(20, 5, 64), torch.randn(3, 1, 16, 64), torch.randn(3, 1, 16, 64)
+    tile = attention_tile(one_token=False, dtype=FP32, head_dim=64, group=5)
+    constants = attention_constants(tile, one_token=False, head_dim=64, num_heads=5, num_kv_heads=1, block_size=16)
+    assert tile.rows % 5 != 0
+    out = torch.full_like(q, math.nan)
+    ends = torch.tensor([0, 20]), torch.tensor([20]), torch.tensor([[1, 2]])
+    arguments = [end.to(torch.int32) for end in ends]
+    paged_attention_kernel[(1, 1)](out, q, keys, values, *arguments, 1, 2, 0.1, NO_WINDOW, **constants)
+    queries = tile.rows // 5
+    assert bool(torch.isfinite(out[:queries]).all())
+    assert bool(out[queries:].isnan().all())
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 32, 256])
