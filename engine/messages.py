@@ -151,7 +151,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: list[tuple[int, float]]
 
 
-class Output(Reply, frozen=True):
+class Output(Reply, frozen=True, gc=False):
     """New tokens of one request; with ``finish_reason`` the last of it."""
 
     request_id: int
