@@ -13,14 +13,13 @@ import faulthandler
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
-from PySide6.QtWidgets import QApplication
 
 from app.chat.conversation import Conversation
 from app.demo import DemoOutcome, DemoPlan, LoadingReport
@@ -41,6 +40,8 @@ QUESTIONS = (
 )
 SECOND_QUESTION_AT = 0.35
 """Share of the time after which the second chat begins."""
+SETTLE_SECONDS = 1.0
+"""Before the picture: what is shown in it has come to rest by then."""
 PAUSE_MS = 200
 """Between two passes of the scenario."""
 
@@ -54,11 +55,11 @@ class ShowPacer(FramePacer):
 def drive(plan: DemoPlan, report: LoadingReport) -> DemoOutcome:
     """Open the window, run the demo in it, close it. The user's own chats are not touched."""
     application = make_application()
-    with tempfile.TemporaryDirectory(prefix="batchscope-demo-") as folder, _ended_by_force():
+    with tempfile.TemporaryDirectory(prefix="batchscope-demo-") as folder, _ended_by_force() as arm:
         theme = Theme(application)
         bridge = EngineBridge(pacer=ShowPacer())
         window = MainWindow(bridge, theme, Path(folder) / "chats.sqlite3")
-        driver = DemoDriver(window, plan, report)
+        driver = DemoDriver(window, plan, report, arm)
         driver.finished.connect(application.exit)
         window.show()
         QTimer.singleShot(0, driver.begin)
@@ -75,18 +76,18 @@ def drive(plan: DemoPlan, report: LoadingReport) -> DemoOutcome:
 
 
 @contextmanager
-def _ended_by_force() -> Iterator[None]:
-    """A window that hangs fires no timer: the interpreter's own watchdog, armed while loading and while running, ends
-    the process with code 1 and says where it hung. The engine ends with its window."""
+def _ended_by_force() -> Iterator[Callable[[float], None]]:
+    """A window that hangs fires no timer: the interpreter's own watchdog ends the process with code 1 and says where it
+    hung. Gives what arms it anew, with the seconds that the next stretch may take. The engine ends with its window."""
+
+    def arm(seconds: float) -> None:
+        faulthandler.dump_traceback_later(seconds + GRACE_SECONDS, exit=True, file=sys.__stderr__)
+
     try:
-        _arm(LONGEST_SILENCE_SECONDS)
-        yield
+        arm(LONGEST_SILENCE_SECONDS)
+        yield arm
     finally:
         faulthandler.cancel_dump_traceback_later()
-
-
-def _arm(seconds: float) -> None:
-    faulthandler.dump_traceback_later(seconds + GRACE_SECONDS, exit=True, file=sys.__stderr__)
 
 
 class DemoDriver(QObject):
@@ -94,13 +95,16 @@ class DemoDriver(QObject):
 
     finished = Signal()
 
-    def __init__(self, window: MainWindow, plan: DemoPlan, report: LoadingReport) -> None:
+    def __init__(
+        self, window: MainWindow, plan: DemoPlan, report: LoadingReport, arm_watchdog: Callable[[float], None]
+    ) -> None:
         super().__init__(window)
         self.outcome = DemoOutcome()
         self.ended = False
         self._window = window
         self._plan = plan
         self._report = report
+        self._arm_watchdog = arm_watchdog
         self._ready_at = 0.0
         self._frames_before = 0
         self._info: ModelInfo | None = None
@@ -109,6 +113,7 @@ class DemoDriver(QObject):
         self._silence = self._timer(self._silent)
         self._deadline = self._timer(self.time_is_up)
         self._second_question = self._timer(self.ask)
+        self._before_picture = self._timer(self._compose)
         self._next_pass = self._timer(self._start_load)
         bridge = window.bridge
         bridge.loading.connect(self._loading)
@@ -132,7 +137,7 @@ class DemoDriver(QObject):
     def _loading(self, loading: Loading) -> None:
         self._report.show(loading.stage, loading.done, loading.total)
         self._silence.start(round(LONGEST_SILENCE_SECONDS * 1000))
-        _arm(LONGEST_SILENCE_SECONDS)
+        self._arm_watchdog(LONGEST_SILENCE_SECONDS)
 
     def _silent(self) -> None:
         self.fail(f"the model did not load: nothing was heard of it for {LONGEST_SILENCE_SECONDS:.0f} s")
@@ -147,12 +152,13 @@ class DemoDriver(QObject):
             return
         self._report.stop()
         self._silence.stop()
-        _arm(self._plan.seconds)
+        self._arm_watchdog(self._plan.seconds)
         self._info = info
         self._ready_at = time.perf_counter()
         self._frames_before = self._window.frame_stats.frames
         self._deadline.start(round(self._plan.seconds * 1000))
         self._second_question.start(round(self._plan.seconds * 1000 * SECOND_QUESTION_AT))
+        self._before_picture.start(round(max(0.0, self._plan.seconds - SETTLE_SECONDS) * 1000))
         self.ask()
         self._window.load_panel.show_scenario(self._plan.scenario)
         self._start_load()
@@ -182,6 +188,11 @@ class DemoDriver(QObject):
 
     # The end -----------------------------------------------------------------------------------------------------
 
+    def _compose(self) -> None:
+        """Shows the chat that has most to show, for the picture."""
+        if self._chats:
+            self._window.chat.open_conversation(max(self._chats, key=lambda c: sum(len(m.text) for m in c.messages)))
+
     def time_is_up(self) -> None:
         self._end("")
 
@@ -193,7 +204,7 @@ class DemoDriver(QObject):
         if self.ended:
             return
         self.ended = True
-        for timer in (self._silence, self._deadline, self._second_question, self._next_pass):
+        for timer in (self._silence, self._deadline, self._second_question, self._before_picture, self._next_pass):
             timer.stop()
         self._report.stop()
         self.outcome.error = error
@@ -203,13 +214,10 @@ class DemoDriver(QObject):
         self.finished.emit()
 
     def _picture(self) -> str | None:
-        """Saves what the window shows, with the chat that has most to show; gives the path."""
+        """Saves what the window shows; gives the path."""
         path = self._plan.screenshot
         if path is None:
             return None
-        if self._chats:
-            self._window.chat.open_conversation(max(self._chats, key=lambda c: sum(len(m.text) for m in c.messages)))
-            QApplication.processEvents()
         if not self._window.grab().save(str(path), "PNG"):
             self.outcome.error = self.outcome.error or f"the picture cannot be saved to {path}"
             return None

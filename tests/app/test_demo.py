@@ -24,7 +24,10 @@ KEYS = {"tokens", "steps", "preemptions", "frames", "frame_ms_p50", "frame_ms_p9
 
 def driver(rig: Rig, **given: object) -> DemoDriver:
     plan = DemoPlan(load_scenario("bus-and-metro"), EngineConfig(), 60.0, None)
-    made = DemoDriver(rig.window, replace(plan, **given), LoadingReport())
+    plan = replace(plan, **given)
+    stretches: list[float] = []
+    made = DemoDriver(rig.window, plan, LoadingReport(), stretches.append)
+    rig.bridge.ready.connect(lambda _: stretches[-1] == plan.seconds or pytest.fail("the watchdog was not armed anew"))
     rig.window.load_panel.clock = lambda: rig.client.runner.now
     made.begin()
     rig.client.loading("Reading the model")
