@@ -145,7 +145,7 @@ def arrange(window: QMainWindow, docks: dict[str, QDockWidget], arrangement: Arr
     docks[last[0]].raise_()
     window.addDockWidget(Qt.DockWidgetArea.BottomDockWidgetArea, docks[arrangement.bottom[0]])
     _stack(window, [docks[name] for name in arrangement.bottom])
-    _size(window, docks, arrangement)
+    set_sizes(window, docks, arrangement)
 
 
 def _others(docks: dict[str, QDockWidget], arrangement: Arrangement) -> list[QDockWidget]:
@@ -161,15 +161,22 @@ def _stack(window: QMainWindow, group: list[QDockWidget]) -> None:
     group[0].raise_()
 
 
-def _size(window: QMainWindow, docks: dict[str, QDockWidget], arrangement: Arrangement) -> None:
-    width, height = window.width(), window.height()
+def set_sizes(window: QMainWindow, docks: dict[str, QDockWidget], arrangement: Arrangement) -> None:
+    """Gives every dock its share of the window as it is now; Qt alone gives all that is new to the last ones."""
+    top = window.menuWidget()
+    width, height = window.width(), window.height() - (top.height() if top is not None else 0)
     bottom = round(height * arrangement.bottom_share)
     firsts = [docks[column.groups[0].docks[0]] for column in arrangement.columns]
-    widths = [min(column.most, round(width * column.share)) for column in arrangement.columns]
+    spare = width - sum(min(column.most, width * column.share) for column in arrangement.columns)
+    growing = sum(column.share for column in arrangement.columns if width * column.share <= column.most)
+    widths = [
+        column.most if width * column.share > column.most else round(column.share * (width + spare / growing))
+        for column in arrangement.columns
+    ]
     window.resizeDocks(firsts, widths, Qt.Orientation.Horizontal)
-    window.resizeDocks([docks[arrangement.bottom[0]]], [bottom], Qt.Orientation.Vertical)
     for column in arrangement.columns:
         total = sum(group.share for group in column.groups)
         groups = [docks[group.docks[0]] for group in column.groups]
         heights = [round((height - bottom) * group.share / total) for group in column.groups]
         window.resizeDocks(groups, heights, Qt.Orientation.Vertical)
+    window.resizeDocks([docks[arrangement.bottom[0]]], [bottom], Qt.Orientation.Vertical)

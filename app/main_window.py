@@ -2,8 +2,8 @@
 
 ::
 
-    ┌ top bar: model, view, gauges ───────────────┐
-    ├ strip: loading, or the engine died ─────────┤
+    ┌ top bar: model, view, gauges or loading ────┐
+    ├ banner, when the engine has died ───────────┤
     │ docks, in one of three arrangements         │   the model page lies over the docks while there is no model
     └─────────────────────────────────────────────┘
 """
@@ -15,16 +15,25 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from PySide6.QtCore import QByteArray, QEvent, QRect, QSettings, QSize, Qt
-from PySide6.QtGui import QAction, QActionGroup, QCloseEvent, QKeySequence, QResizeEvent, QShowEvent
+from PySide6.QtCore import QByteArray, QEvent, QObject, QRect, QSettings, QSize, Qt, QTimer
+from PySide6.QtGui import (
+    QAction,
+    QActionGroup,
+    QCloseEvent,
+    QGuiApplication,
+    QKeyEvent,
+    QKeySequence,
+    QResizeEvent,
+    QShowEvent,
+)
 from PySide6.QtWidgets import QFileDialog, QMainWindow, QMenu, QTabWidget, QVBoxLayout, QWidget
 
 from app.chat.workspace import ChatWorkspace
-from app.docks import ARRANGEMENTS, ArrangementName, Dock, arrange
+from app.docks import ARRANGEMENTS, ArrangementName, Dock, arrange, set_sizes
 from app.engine_bridge import EngineBridge
 from app.lab.load_panel import LoadPanel
 from app.launch_guard import LaunchGuard
-from app.notices import DeathBanner, LoadingStrip, ModelPage
+from app.notices import DeathBanner, ModelPage
 from app.scope.block_map import BlockMapPanel
 from app.scope.curves import LatencyPanel, ThroughputPanel
 from app.scope.ledger import LedgerPanel
@@ -92,6 +101,10 @@ class MainWindow(QMainWindow):
         self._step_to_draw = False
         self._frame_seconds = self._frame_cpu = 0.0
         self._arranged: ArrangementName | None = None
+        """The arrangement in force; None once the user has made the layout his own."""
+        self._settling = QTimer(self)
+        self._settling.setSingleShot(True)
+        self._settling.timeout.connect(self._settle)
         self.setWindowTitle("Batchscope")
         self.setMinimumSize(SMALLEST)
         self.setDocumentMode(True)
@@ -119,20 +132,23 @@ class MainWindow(QMainWindow):
             **{name: (panel.title, panel) for name, panel in self.panels.items()},
         }
         self.docks = {name: Dock(name, title, content, theme, self) for name, (title, content) in contents.items()}
+        for dock in self.docks.values():
+            dock.installEventFilter(self)
+            dock.topLevelChanged.connect(self._dock_floated)
 
     def _build_top(self) -> None:
         self.top_bar = TopBar(self.theme, self.source, self._model_menu(), self._view_menu())
-        self.loading_strip = LoadingStrip(self.theme)
         self.death_banner = DeathBanner(self.theme)
         top = QWidget()
         column = QVBoxLayout(top)
         column.setContentsMargins(0, 0, 0, SPACING)
         column.setSpacing(SPACING)
-        for widget in (self.top_bar, self.loading_strip, self.death_banner):
+        for widget in (self.top_bar, self.death_banner):
             column.addWidget(widget)
         self.setMenuWidget(top)
+        top.installEventFilter(self)
         self.model_page = ModelPage(self.theme, self)
-        self.loading_strip.cancelled.connect(self.bridge.shutdown)
+        self.top_bar.loading.cancelled.connect(self.bridge.shutdown)
         self.death_banner.restart.connect(self.bridge.restart)
         self.model_page.open_folder.connect(self.choose_folder)
         self.model_page.retry.connect(self.bridge.restart)
@@ -210,16 +226,15 @@ class MainWindow(QMainWindow):
             self._guard.begin(self.bridge.config.model)
             self.model_page.hide()
             self.death_banner.hide()
-            self.loading_strip.begin()
             self.top_bar.show_model(None, f"Loading {model_title(self.bridge.config.model)}")
         elif state != "loading":
             self._guard.end()
-            self.loading_strip.hide()
+        self.top_bar.show_state(state)
         if state in ("stopped", "failed"):
             self.top_bar.show_model(None)
 
     def _loading(self, loading: Loading) -> None:
-        self.loading_strip.show_stage(loading)
+        self.top_bar.loading.show_stage(loading)
 
     def _ready(self, info: ModelInfo) -> None:
         self.top_bar.show_model(info)
@@ -259,8 +274,8 @@ class MainWindow(QMainWindow):
 
     def arrange(self, name: ArrangementName) -> None:
         """One of the arrangements that ship."""
-        self._arranged = name
         arrange(self, self.docks, ARRANGEMENTS[name])
+        self._arranged = name
         # Docks that are moved lose the focus; it belongs where one types.
         (self.chat.composer if name == "chat" else self).setFocus()
 
@@ -275,11 +290,52 @@ class MainWindow(QMainWindow):
         layout = settings.value("layout") if settings is not None else None
         if not (isinstance(layout, QByteArray) and self.restoreState(layout, LAYOUT_VERSION)):
             self.arrange("chat")
+            return
+        arranged = settings.value("arrangement")
+        self._arranged = arranged if arranged in ARRANGEMENTS else None
 
     def _save_layout(self) -> None:
         if self._settings is not None:
             self._settings.setValue("geometry", self.saveGeometry())
             self._settings.setValue("layout", self.saveState(LAYOUT_VERSION))
+            self._settings.setValue("arrangement", self._arranged or "")
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """The top changes its height with its banner; a dock resized with the mouse makes the layout the user's own."""
+        if event.type() == QEvent.Type.Resize:
+            if watched is self.menuWidget():
+                self.model_page.setGeometry(self._page_place())
+                self._settling.start()
+            elif QGuiApplication.mouseButtons() & Qt.MouseButton.LeftButton:
+                self._arranged = None
+        return super().eventFilter(watched, event)
+
+    def _dock_floated(self, floating: bool) -> None:
+        if floating:
+            self._arranged = None
+
+    def _settle(self) -> None:
+        """While the layout is one of ours every dock keeps its share, however the room for them changes."""
+        if self._arranged is not None:
+            set_sizes(self, self.docks, ARRANGEMENTS[self._arranged])
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """What nobody below wanted: Esc stops the answer wherever the focus is; a hidden chat is shown to be used."""
+        control = event.modifiers() == Qt.KeyboardModifier.ControlModifier
+        if event.key() == Qt.Key.Key_Escape:
+            self.chat.stop()
+        elif control and event.key() == Qt.Key.Key_N:
+            self._reveal("chat")
+            self.chat.new_conversation()
+        elif control and event.key() == Qt.Key.Key_K:
+            self._reveal("chats")
+            self.chat.list_panel.focus_search()
+        else:
+            super().keyPressEvent(event)
+
+    def _reveal(self, name: str) -> None:
+        self.docks[name].show()
+        self.docks[name].raise_()
 
     def _page_place(self) -> QRect:
         top = self.menuWidget().geometry().bottom() + 1
@@ -288,12 +344,14 @@ class MainWindow(QMainWindow):
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self.model_page.setGeometry(self._page_place())
+        self._settling.start()
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self.model_page.setGeometry(self._page_place())
 
     def closeEvent(self, event: QCloseEvent) -> None:
+        self._settling.stop()
         self._save_layout()
         self.hide()  # at once: the engine may take a moment to end
         self.bridge.shutdown()

@@ -36,43 +36,31 @@ def sized(done: int, total: int) -> str:
     return f"{done:,} of {total:,}"
 
 
-class Strip(QWidget):
-    """A card under the top bar, hidden until there is something to say."""
-
-    def __init__(self, theme: Theme) -> None:
-        super().__init__()
-        self.theme = theme
-        self.line = QHBoxLayout()
-        self.line.setSpacing(SPACING + 4)
-        self.column = QVBoxLayout(self)
-        self.column.setContentsMargins(*PADDING)
-        self.column.addLayout(self.line)
-        theme.changed.connect(self.update)
-        self.hide()
-
-    def paintEvent(self, event: QPaintEvent) -> None:
-        paint_surface(QPainter(self), QRectF(self.rect()), self.theme.card, self.theme.line)
-
-
-class LoadingStrip(Strip):
-    """The stage as a sentence, a bar, and a way out."""
+class LoadingNotice(QWidget):
+    """The stage as a sentence, a bar, a way out: in the place of the gauges, which have nothing to tell meanwhile."""
 
     cancelled = Signal()
 
-    def __init__(self, theme: Theme) -> None:
-        super().__init__(theme)
+    def __init__(self) -> None:
+        super().__init__()
         self.stage = label("")
         self.amount = label("", "muted")
         self.bar = QProgressBar()
         self.bar.setTextVisible(False)
-        self.bar.setMinimumWidth(160)
+        self.bar.setMinimumWidth(60)
+        self.bar.setMaximumWidth(320)
         self.bar.setAccessibleName("Loading progress")
         self.cancel = button("Stop loading", "flat")
         self.cancel.clicked.connect(self.cancelled)
-        self.line.addWidget(self.stage)
-        self.line.addWidget(self.bar, 1)
-        self.line.addWidget(self.amount)
-        self.line.addWidget(self.cancel)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(SPACING + 4)
+        row.addStretch(1)
+        row.addWidget(self.stage)
+        row.addWidget(self.bar, 4)
+        row.addWidget(self.amount)
+        row.addWidget(self.cancel)
+        self.hide()
 
     def begin(self) -> None:
         self.show_stage(Loading("Starting the engine"))
@@ -80,20 +68,24 @@ class LoadingStrip(Strip):
 
     def show_stage(self, loading: Loading) -> None:
         self.stage.setText(loading.stage)
-        self.amount.setText(sized(loading.done, loading.total))
+        amount = sized(loading.done, loading.total)
+        self.amount.setText(amount)
+        self.amount.setVisible(bool(amount))
         # Permille: Qt counts in 32 bits, files do not.
         self.bar.setRange(0, 1000 if loading.total > 0 else 0)
         if loading.total > 0:
             self.bar.setValue(round(1000 * min(1.0, loading.done / loading.total)))
 
 
-class DeathBanner(Strip):
+class DeathBanner(QWidget):
     """The engine is gone: why, its last lines, and one click to go on."""
 
     restart = Signal()
+    TALLEST = 150
 
     def __init__(self, theme: Theme) -> None:
-        super().__init__(theme)
+        super().__init__()
+        self.theme = theme
         self.reason = label("", "error")
         self.reason.setWordWrap(True)
         self.reason.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
@@ -104,21 +96,29 @@ class DeathBanner(Strip):
         self.lines = QPlainTextEdit()
         self.lines.setReadOnly(True)
         self.lines.setFont(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
-        self.lines.setMaximumHeight(150)
         self.lines.setAccessibleName("Last lines of the engine")
         self.lines.hide()
-        self.line.addWidget(self.reason, 1)
+        line = QHBoxLayout()
+        line.setSpacing(SPACING + 4)
+        line.addWidget(self.reason, 1)
         for each in (self.details, self.again, self.dismiss):
-            self.line.addWidget(each)
-        self.column.addWidget(self.lines)
+            line.addWidget(each)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(*PADDING)
+        column.addLayout(line)
+        column.addWidget(self.lines)
         self.details.toggled.connect(self.lines.setVisible)
         self.again.clicked.connect(self.restart)
         self.dismiss.clicked.connect(self.hide)
+        theme.changed.connect(self.update)
+        self.hide()
 
     def report(self, death: EngineDied) -> None:
         code = "" if death.exit_code is None else f" Exit code {death.exit_code}."
         self.reason.setText(f"The engine stopped. {death.reason}{code} Answers keep the text they have.")
         self.lines.setPlainText("\n".join(death.last_lines))
+        wanted = self.lines.fontMetrics().lineSpacing() * len(death.last_lines) + 20
+        self.lines.setFixedHeight(min(self.TALLEST, wanted))
         self.details.setVisible(bool(death.last_lines))
         self.details.setChecked(False)
         self.show()

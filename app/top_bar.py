@@ -8,6 +8,7 @@ from PySide6.QtCore import QRectF, Qt
 from PySide6.QtGui import QFontMetrics, QPainter, QPaintEvent
 from PySide6.QtWidgets import QHBoxLayout, QMenu, QToolButton, QWidget
 
+from app.notices import LoadingNotice
 from app.scope.panel import ScopeSource
 from app.scope.plot import seconds_label
 from app.theme import PADDING, SPACING, Theme
@@ -16,7 +17,7 @@ from engine.messages import ModelInfo
 
 MODEL_NAME_PIXELS = 190
 GAUGE_SECONDS = 0.25
-"""How often the gauges change at most."""
+"""How often rates and percentiles change at most: figures that never rest cannot be read."""
 
 
 class TopBar(QWidget):
@@ -33,6 +34,10 @@ class TopBar(QWidget):
         self.preempted = Gauge("preempted", "Preemptions since the engine started")
         self.output = Gauge("output", "Output tokens per second, the mean over the steps of the last two seconds")
         self.ttft = Gauge("TTFT p50", "Median time from arrival to first token, of the last minute")
+        self.loading = LoadingNotice()
+        self.gauges = QWidget()
+        self.alive = False
+        """Whether there is an engine of which the gauges could tell."""
         row = QHBoxLayout(self)
         row.setContentsMargins(PADDING[0], 7, PADDING[2], 7)
         row.setSpacing(SPACING)
@@ -40,10 +45,14 @@ class TopBar(QWidget):
         row.addSpacing(4)
         row.addWidget(self.model_button)
         row.addWidget(self.view_button)
-        row.addStretch(1)
+        gauges = QHBoxLayout(self.gauges)
+        gauges.setContentsMargins(0, 0, 0, 0)
+        gauges.setSpacing(SPACING + 6)
+        gauges.addStretch(1)
         for gauge in (self.running, self.waiting, self.kv, self.preempted, self.output, self.ttft):
-            row.addSpacing(6)
-            row.addWidget(gauge)
+            gauges.addWidget(gauge)
+        row.addWidget(self.gauges, 1)
+        row.addWidget(self.loading, 1)
         theme.changed.connect(self.update)
         self.refresh()
 
@@ -60,24 +69,42 @@ class TopBar(QWidget):
             self.model_button.setToolTip(name)
             self.model_button.setText(f"{self._elided(name)} ▾")
 
+    def show_state(self, state: str) -> None:
+        """The engine's state: what loads has no gauges, what is gone has no figures."""
+        loading = state in ("starting", "loading")
+        if state == "starting":
+            self.loading.begin()
+        self.loading.setVisible(loading)
+        self.gauges.setVisible(not loading)
+        self.alive = state == "ready"
+        self.refresh()
+
     def _elided(self, name: str) -> str:
         metrics = QFontMetrics(self.font())
         return metrics.elidedText(name, Qt.TextElideMode.ElideMiddle, MODEL_NAME_PIXELS)
 
     def run_moved(self) -> None:
+        self._refresh_counts()
         if time.perf_counter() - self._changed_at >= GAUGE_SECONDS or self._source.idle:
-            self.refresh()
+            self._refresh_rates()
 
     def refresh(self) -> None:
-        self._changed_at = time.perf_counter()
-        state, history = self._source.state, self._source.history
-        known = state.num_blocks > 0
+        self._refresh_counts()
+        self._refresh_rates()
+
+    def _refresh_counts(self) -> None:
+        state = self._source.state
+        known = self.alive
         self.running.set_text(f"{state.num_running:,}" if known else "–")
         self.waiting.set_text(f"{state.num_waiting:,}" if known else "–")
         self.kv.set_text(f"{100 * state.kv_usage:.0f} %" if known else "–")
         self.preempted.set_text(f"{state.totals.preemptions:,}" if known else "–")
+
+    def _refresh_rates(self) -> None:
+        self._changed_at = time.perf_counter()
+        known, history = self.alive, self._source.history
         self.output.set_text(f"{history.throughput.output_rate():,.0f} tok/s" if known else "–")
-        self.ttft.set_text(seconds_label(history.latency.ttft().p50))
+        self.ttft.set_text(seconds_label(history.latency.ttft().p50) if known else "–")
 
 
 def _menu_button(text: str, menu: QMenu, accessible: str) -> QToolButton:

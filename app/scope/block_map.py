@@ -177,7 +177,7 @@ class BlockMapPanel(ScopePanel):
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
         self.view = BlockMapView(source.state, theme, selection)
         super().__init__("KV block map", source, theme, selection, self.view, parent)
-        self._legend = Legend(theme, self._entries())
+        self._legend = Legend(theme, [])
         self.add_trailing(self._legend)
 
     def _entries(self) -> list[LegendEntry]:

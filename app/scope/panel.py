@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from PySide6.QtCore import QEvent, Signal
+from PySide6.QtCore import QEvent, QTimer, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QWidget
 
@@ -84,6 +84,9 @@ class ScopePanel(Card):
         self.body.addWidget(self.pages)
         self._stale = True
         self._refreshed_at = 0.0
+        self._due = QTimer(self)
+        self._due.setSingleShot(True)
+        self._due.timeout.connect(self._refresh_if_seen)
         selection.changed.connect(self._selection_changed)
         theme.changed.connect(self._theme_changed)
 
@@ -97,15 +100,24 @@ class ScopePanel(Card):
     def run_moved(self) -> None:
         """The source has changed: refresh now, or when it is due, or when it is seen."""
         self._stale = True
-        due = time.perf_counter() - self._refreshed_at >= self.refresh_seconds
-        if self.is_seen() and (due or self.source.idle):
+        if not self.is_seen():
+            return
+        wait = self._refreshed_at + self.refresh_seconds - time.perf_counter()
+        if wait <= 0 or self.source.idle:
             self._refresh_now()
+        elif not self._due.isActive():
+            self._due.start(round(1000 * wait) + 1)
 
     def is_seen(self) -> bool:
         return self.isVisible() and not self.window().isMinimized()
 
+    def _refresh_if_seen(self) -> None:
+        if self._stale and self.is_seen():
+            self._refresh_now()
+
     def _refresh_now(self) -> None:
         self._stale = False
+        self._due.stop()
         self._refreshed_at = time.perf_counter()
         filled = self.has_content()
         self.pages.set_empty(not filled)
@@ -115,8 +127,7 @@ class ScopePanel(Card):
 
     def _selection_changed(self, _request_id: int | None) -> None:
         self._stale = True
-        if self.is_seen():
-            self._refresh_now()
+        self._refresh_if_seen()
 
     def _theme_changed(self) -> None:
         self._selection_changed(None)
@@ -124,14 +135,14 @@ class ScopePanel(Card):
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        if self._stale:
-            self._refresh_now()
+        self._refresh_if_seen()
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)
+        self._due.stop()
         self._stale = True
 
     def changeEvent(self, event: QEvent) -> None:
         super().changeEvent(event)
-        if event.type() == QEvent.Type.WindowStateChange and self._stale and self.is_seen():
-            self._refresh_now()
+        if event.type() == QEvent.Type.WindowStateChange:
+            self._refresh_if_seen()

@@ -246,6 +246,22 @@ def test_the_timeline_follows_the_running_lanes_until_it_is_scrolled(make_rig: M
     assert 40 in [lane.request_id for lane in plot._rows] and not panel.live_button.isVisible()
 
 
+def test_keys_work_wherever_the_focus_is(busy: Rig) -> None:
+    window = busy.window
+    window.arrange("chat")
+    window.chat.send("hello")
+    busy.wait_for(lambda: window.chat.current.open_answer is not None)
+    window.panels["timeline"].plot.setFocus()
+    busy.qtbot.keyClick(window.panels["timeline"].plot, Qt.Key.Key_Escape)
+    assert any(isinstance(command, Abort) for command in busy.client.sent)
+    window.arrange("monitor")
+    assert not window.docks["chat"].isVisible()
+    busy.qtbot.keyClick(window.panels["queue"].table, Qt.Key.Key_N, Qt.KeyboardModifier.ControlModifier)
+    assert window.docks["chat"].isVisible() and window.chat.current.turns == []
+    busy.qtbot.keyClick(window.panels["queue"].table, Qt.Key.Key_K, Qt.KeyboardModifier.ControlModifier)
+    assert window.docks["chats"].isVisible()
+
+
 # What it costs -------------------------------------------------------------------------------------------------------
 
 

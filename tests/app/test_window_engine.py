@@ -26,7 +26,7 @@ def texts(widget: QWidget) -> str:
 
 
 def test_loading_is_shown_in_the_window(rig: Rig) -> None:
-    strip = rig.window.loading_strip
+    strip = rig.window.top_bar.loading
     assert not strip.isVisible()
     rig.bridge.start(EngineConfig())
     assert strip.isVisible()
@@ -42,9 +42,9 @@ def test_loading_is_shown_in_the_window(rig: Rig) -> None:
 
 def test_loading_can_be_stopped(rig: Rig) -> None:
     rig.bridge.start(EngineConfig())
-    rig.qtbot.mouseClick(rig.window.loading_strip.cancel, Qt.MouseButton.LeftButton)
+    rig.qtbot.mouseClick(rig.window.top_bar.loading.cancel, Qt.MouseButton.LeftButton)
     assert rig.bridge.state == "stopped" and rig.client.closed >= 1
-    assert not rig.window.loading_strip.isVisible()
+    assert not rig.window.top_bar.loading.isVisible()
 
 
 def test_offline_without_a_model_says_so_and_offers_ways_on(rig: Rig, monkeypatch, tmp_path: Path) -> None:
@@ -54,7 +54,8 @@ def test_offline_without_a_model_says_so_and_offers_ways_on(rig: Rig, monkeypatc
     rig.wait_for(page.isVisible)
     assert "No network, and no starter model in the cache." in texts(page)
     assert "none could be fetched" in page.heading.text()
-    assert page.geometry().top() >= rig.window.top_bar.geometry().bottom()
+    rig.settle()
+    assert 0 <= page.geometry().top() - rig.window.top_bar.geometry().bottom() < 30
     rig.qtbot.mouseClick(page.retry_button, Qt.MouseButton.LeftButton)
     assert len(rig.client.loaded) == 2 and not page.isVisible()
     rig.client.fail_to_load("Still none.", "offline")
@@ -78,15 +79,21 @@ def test_a_dead_engine_is_reported_at_once_and_restarted_with_a_click(rig: Rig) 
     rig.add(20, 100)
     rig.step(5)
     banner = rig.window.death_banner
+    height = rig.window.docks["timeline"].height()
     died = time.monotonic()
     rig.client.die("The engine was ended by SIGKILL.", ("loading", "out of memory"))
     rig.wait_for(banner.isVisible)
     assert time.monotonic() - died < 1.0
     assert "SIGKILL" in banner.reason.text()
     rig.qtbot.mouseClick(banner.details, Qt.MouseButton.LeftButton)
+    rig.settle()
+    assert rig.window.docks["timeline"].height() > 0.75 * height  # all docks give their share of the room
+    assert rig.window.top_bar.running.text == "–"
     assert banner.lines.isVisible() and banner.lines.toPlainText() == "loading\nout of memory"
     rig.qtbot.mouseClick(banner.again, Qt.MouseButton.LeftButton)
     assert len(rig.client.loaded) == 2 and not banner.isVisible()
+    rig.settle()
+    assert abs(rig.window.docks["timeline"].height() - height) <= 2
     rig.client.ready()
     rig.wait_for(lambda: rig.bridge.state == "ready")
     assert rig.state.requests == {}
