@@ -325,17 +325,18 @@ class MainWindow(QMainWindow):
         if event.key() == Qt.Key.Key_Escape:
             self.chat.stop()
         elif control and event.key() == Qt.Key.Key_N:
-            self._reveal("chat")
+            self._reveal_chats()
             self.chat.new_conversation()
         elif control and event.key() == Qt.Key.Key_K:
-            self._reveal("chats")
+            self._reveal_chats()
             self.chat.list_panel.focus_search()
         else:
             super().keyPressEvent(event)
 
-    def _reveal(self, name: str) -> None:
-        self.docks[name].show()
-        self.docks[name].raise_()
+    def _reveal_chats(self) -> None:
+        for name in ("chats", "chat"):
+            self.docks[name].show()
+            self.docks[name].raise_()
 
     def _page_place(self) -> QRect:
         top = self.menuWidget().geometry().bottom() + 1
