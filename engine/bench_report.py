@@ -22,6 +22,7 @@ class Progress:
     def __init__(self, total: int) -> None:
         self._total = total
         self._bar: RichProgress | None = None
+        self._running = False
         if sys.stderr.isatty():
             columns = (
                 TextColumn("{task.description}"),
@@ -49,6 +50,9 @@ class Progress:
     def running(self, run: WorkloadRun) -> None:
         if self._bar is None:
             return
+        if not self._running:
+            self._running = True
+            self._bar.reset(self._task)  # the time of the run, not of the loading before it
         recorder = run.recorder
         elapsed = run.clock() - recorder.start
         rate = recorder.output_tokens / elapsed if elapsed > 0 else 0.0

@@ -2,6 +2,25 @@
 
 A *workload* is a list of requests, from a file (``engine.workload_files``) or drawn from shapes. A *scenario* is a TOML
 file with a title, what to watch for, a workload and engine options. Light: no torch, so the window may import it.
+
+A scenario by its numbers; ``file = "NAME.jsonl"`` beside it may stand in place of the shapes::
+
+    title = "Rush hour"
+    watch = "What to look at."
+
+    [workload]
+    requests = 40
+    prompt_tokens = { kind = "lognormal", median = 64, sigma = 0.6, low = 16, high = 256 }
+    output_tokens = [50, 150, 80]                     # in turn; also a number, or { kind = "uniform", low, high }
+    max_tokens = 512                                  # what clients ask; default: what they get
+    priorities = [{ priority = 0, share = 0.25 }, { priority = 1, share = 0.75 }]
+    users = [{ user = "ann" }, { user = "ben" }]
+    shared_prefix = { tokens = 128, groups = 4 }
+    arrivals = { ramp = "1:4:linear" }                # or request_rate, burstiness, max_concurrency
+    seed = 3
+
+    [engine]                                          # the options of ``bench``, with underscores
+    order = "priority"
 """
 
 from __future__ import annotations
