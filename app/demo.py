@@ -30,6 +30,10 @@ ENGINE_OPTIONS = ("model", "dtype", "device", "threads", "max_model_len", "kv_bl
 """Options before the command's name that are for the engine."""
 
 
+class UsageError(ValueError):
+    """Options that make no sense; the message says which."""
+
+
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
     scenario: Scenario
@@ -68,8 +72,9 @@ class LoadingReport:
 def run_demo(options: argparse.Namespace) -> int:
     """Run the demo of parsed command-line options; returns the exit code. Raises ConfigError on a bad knob."""
     try:
+        _check_places(options)
         plan = _plan(options)
-    except WorkloadError as error:
+    except (WorkloadError, UsageError) as error:
         print(f"batchscope demo: {error}", file=sys.stderr)
         return WRONG_USAGE
     if options.offscreen:
@@ -92,6 +97,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     from app.cli import main as command_line
 
     return command_line(["demo", *(sys.argv[1:] if argv is None else argv)])
+
+
+def _check_places(options: argparse.Namespace) -> None:
+    """Before anything is loaded: a result that has nowhere to go would come too late to be told."""
+    for option, target in (("--screenshot", options.screenshot), ("--json", options.json)):
+        if target not in (None, "-") and not Path(target).absolute().parent.is_dir():
+            raise UsageError(f"{option} {target}: there is no folder {Path(target).absolute().parent}")
 
 
 def _plan(options: argparse.Namespace) -> DemoPlan:

@@ -271,6 +271,8 @@ def _usage(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         parser.error(f"nothing to run: give --workload FILE (one request a line) or --scenario NAME ({names})")
     if args.scenario and not args.scenario.endswith(".toml") and args.scenario not in list_scenarios():
         parser.error(f"no scenario is called {args.scenario!r}; there are {', '.join(list_scenarios())}")
+    if args.json not in (None, "-") and not Path(args.json).absolute().parent.is_dir():
+        parser.error(f"--json {args.json}: there is no folder {Path(args.json).absolute().parent}")
     if args.warmup < 0:
         parser.error(f"--warmup is {args.warmup}; it must be at least 0")
     if args.seed is not None and args.seed < 0:

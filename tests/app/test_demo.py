@@ -138,6 +138,8 @@ def test_the_command_says_why_a_model_does_not_load(tmp_path: Path) -> None:
     assert str(tmp_path / "empty") in done.stderr and "Traceback" not in done.stderr and done.stdout == ""
 
 
-def test_an_unknown_scenario_is_wrong_usage(tmp_path: Path) -> None:
+def test_wrong_usage_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
     done = demo_command(tmp_path / "home", "--offscreen", "--scenario", "rushhour")
     assert done.returncode == 2 and "rush-hour" in done.stderr
+    done = demo_command(tmp_path / "home", "--offscreen", "--screenshot", str(tmp_path / "nowhere" / "shot.png"))
+    assert done.returncode == 2 and f"there is no folder {tmp_path / 'nowhere'}" in done.stderr

@@ -219,6 +219,7 @@ def test_one_token_answers_give_nulls(run: Callable, tmp_path: Path, capsys) -> 
         (["--scenario", "kv-crunch", "--request-rate", "1", "--ramp", "1:2:linear"], "exclude"),
         (["--scenario", "kv-crunch", "--prefix-cache", "maybe"], "maybe"),
         (["--scenario", "kv-crunch", "--goodput", "speed:3"], "speed"),
+        (["--scenario", "kv-crunch", "--json", "/nowhere/at/all.json"], "there is no folder /nowhere/at"),
         (["--scenario", "kv-crunch", "--warmup", "-1"], "--warmup is -1"),
         (["--scenario", "kv-crunch", "--seed", "-1"], "--seed is -1"),
     ],
