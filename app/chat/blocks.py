@@ -16,9 +16,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.token import Token
 
 BLOCK_LIMIT = 2_500
 FENCE_LIMIT = 1_500
@@ -40,7 +42,9 @@ class Piece:
 
 @lru_cache(maxsize=1)
 def _parser() -> MarkdownIt:
-    """Blocks only."""
+    """Blocks only. Imported with the first message: the window opens without it."""
+    from markdown_it import MarkdownIt
+
     parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["reference", "html_block"])
     parser.core.ruler.enableOnly(["normalize", "block"])
     return parser

@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import (
     QGridLayout,
     QHBoxLayout,
+    QLabel,
     QLineEdit,
     QPlainTextEdit,
     QScrollArea,
@@ -27,7 +29,9 @@ from app.widgets import button, label
 from engine.request import RequestError, SamplingParams
 
 HEIGHT_PX = 350
-COLUMNS = 3
+WIDE_PX = 420
+WIDE_COLUMNS, NARROW_COLUMNS = 3, 2
+"""Columns of fields where the drawer is at least ``WIDE_PX`` wide, and where it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,13 @@ class OptionsDrawer(QWidget):
         self.system_prompt.setFixedHeight(64)
         self.system_prompt.textChanged.connect(self._edited)
         self.edits: dict[str, QLineEdit] = {}
+        self._titles: dict[str, QLabel] = {}
+        self._columns = 0
+        self._grid = QGridLayout()
+        self._grid.setHorizontalSpacing(SPACING)
+        self._grid.setVerticalSpacing(2)
+        self._make_fields()
+        self._arrange(NARROW_COLUMNS)
         self.stop = QPlainTextEdit()
         self.stop.setPlaceholderText("Stop strings, one a line; \\n stands for a line end")
         self.stop.setAccessibleName("Stop strings")
@@ -85,7 +96,7 @@ class OptionsDrawer(QWidget):
         column.setContentsMargins(0, 0, SPACING, 0)
         column.setSpacing(SPACING)
         column.addWidget(self.system_prompt)
-        column.addLayout(self._grid())
+        column.addLayout(self._grid)
         column.addWidget(self.stop)
         foot = QHBoxLayout()
         foot.addWidget(self.error, 1)
@@ -104,23 +115,32 @@ class OptionsDrawer(QWidget):
         outer.addLayout(foot)
         self.setMaximumHeight(HEIGHT_PX)
 
-    def _grid(self) -> QGridLayout:
-        grid = QGridLayout()
-        grid.setHorizontalSpacing(SPACING)
-        grid.setVerticalSpacing(2)
-        for index, each in enumerate(FIELDS):
-            row, column = divmod(index, COLUMNS)
+    def _make_fields(self) -> None:
+        for each in FIELDS:
             edit = QLineEdit()
             edit.setAccessibleName(each.title)
             edit.setToolTip(each.tip)
             edit.textEdited.connect(self._edited)
             title = label(each.title, "muted")
             title.setBuddy(edit)
-            grid.addWidget(title, 2 * row, column)
-            grid.addWidget(edit, 2 * row + 1, column)
-            grid.setColumnStretch(column, 1)
             self.edits[each.name] = edit
-        return grid
+            self._titles[each.name] = title
+
+    def _arrange(self, columns: int) -> None:
+        if columns == self._columns:
+            return
+        self._columns = columns
+        for index, each in enumerate(FIELDS):
+            row, column = divmod(index, columns)
+            for widget, line in ((self._titles[each.name], 2 * row), (self.edits[each.name], 2 * row + 1)):
+                self._grid.removeWidget(widget)
+                self._grid.addWidget(widget, line, column)
+        for column in range(max(WIDE_COLUMNS, columns)):
+            self._grid.setColumnStretch(column, 1 if column < columns else 0)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._arrange(WIDE_COLUMNS if event.size().width() >= WIDE_PX else NARROW_COLUMNS)
 
     def show_conversation(self, conversation: Conversation) -> None:
         self.setEnabled(not conversation.damage)

@@ -273,6 +273,8 @@ class ChatSession(QObject):
 
     def flush(self) -> None:
         """Writes what is not on disk yet; on trouble says so and tries again later."""
+        if self._closed:
+            return  # answers that end after this are marked when the file is opened the next time
         self._flush_timer.stop()
         if not self._write():
             self._flush_timer.start(RETRY_MS)

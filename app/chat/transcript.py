@@ -14,7 +14,7 @@ from app.theme import SPACING, Theme
 from app.widgets import button, label
 from engine.run_state import RunState
 
-PAGE_TURNS = 25
+PAGE_TURNS = 12
 """Turns that are built at once; earlier ones on demand, so that a long history opens quickly."""
 COLUMN_PX = 860
 """Widest column of text that still reads well."""

@@ -6,7 +6,7 @@ import socket
 import threading
 
 import pytest
-from PySide6.QtCore import QPoint, Qt, QUrl
+from PySide6.QtCore import QPoint, Qt, QTimer, QUrl
 from PySide6.QtGui import QGuiApplication, QKeySequence
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel, QMessageBox, QPushButton
@@ -208,6 +208,16 @@ def test_death_marks_answers_and_a_restart_goes_on(workspace, bridge):
     bridge.become_ready()
     QTest.keyClick(workspace.composer.edit, Qt.Key.Key_Return)
     assert [m.content for m in bridge.requests[2][0]] == ["hello", "half", "kept in the field"]
+
+
+def test_an_engine_that_ends_after_the_chat_was_closed_disturbs_nobody(workspace, bridge):
+    type_and_send(workspace, "hello")
+    bridge.say(1, "half")
+    workspace.shutdown()
+    workspace.shutdown()
+    bridge.set_state("stopped")
+    bridge.say(1, "late")
+    assert [timer for timer in workspace.session.findChildren(QTimer) if timer.isActive()] == []
 
 
 def test_loading_another_model_marks_open_answers(workspace, bridge):
