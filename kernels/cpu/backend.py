@@ -141,7 +141,7 @@ class CpuBackend:
 
     def _prepare(self, batch: StepBatch) -> _Step:
         spec = self.spec
-        planner = AttentionPlanner(batch, self._block_size, spec.dtype)
+        planner = AttentionPlanner(batch, self._block_size, spec)
         for block in planner.blocks_to_clear():
             self._kv()[:, block].zero_()
         angles = batch.positions[:, None].float() * spec.inv_freq
