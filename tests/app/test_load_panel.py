@@ -114,15 +114,15 @@ def test_ranges_that_the_model_cannot_hold_are_refused_with_the_numbers(panel: L
 
 def test_options_the_engine_lacks_are_said_and_one_click_away(rig: Rig, panel: LoadPanel, qtbot) -> None:
     panel.select_scenario("kv-crunch")
-    assert "kv blocks 36 (now automatic)" in panel.notice.text()
+    assert "kv blocks 32 (now automatic)" in panel.notice.text()
     assert panel.restart_button.isVisibleTo(panel) and panel.start_button.isEnabled()
     qtbot.mouseClick(panel.restart_button, Qt.MouseButton.LeftButton)
-    assert rig.client.loaded[-1].cache.num_blocks == 36
+    assert rig.client.loaded[-1].cache.num_blocks == 32
     rig.client.ready()
     rig.wait_for(lambda: rig.bridge.state == "ready")
     assert not panel.restart_button.isVisibleTo(panel)
     panel.select_scenario("bus-and-metro")
-    assert "kv blocks automatic (now 36)" in panel.notice.text()
+    assert "kv blocks automatic (now 32)" in panel.notice.text()
 
 
 def test_refusals_are_shown(rig: Rig, panel: LoadPanel) -> None:

@@ -147,7 +147,7 @@ def test_the_scenario_gives_the_options_and_the_command_line_wins(model: str, tm
     target = tmp_path / "r.json"
     arguments = ["--model", model, "--threads", "1", "--token-budget", "64", "--json", str(target)]
     assert bench.main([*arguments, "--scenario", "kv-crunch"]) == 0
-    assert json.loads(target.read_text())["kv_blocks_total"] == 36
+    assert json.loads(target.read_text())["kv_blocks_total"] == 32
     assert bench.main([*arguments, "--scenario", "kv-crunch", "--kv-blocks", "90", "--max-num-seqs", "3"]) == 0
     result = json.loads(target.read_text())
     assert (result["kv_blocks_total"], result["max_num_seqs"], result["workload"]) == (90, 3, "kv-crunch")
