@@ -77,6 +77,12 @@ def test_links_to_the_web_stay_links():
     ]
 
 
+def test_a_link_defined_elsewhere_stays_text_and_nothing_vanishes():
+    text = "[x]: http://example.org\n\nsee [x]"
+    assert unescape(re.sub(r"<[^>]+>", "", render(text, COLORS))).split() == text.split()
+    assert "<a" not in render(text, COLORS)
+
+
 def plain_blocks(text: str) -> str:
     """The same dialect, parsed as one document by the library alone: what the pieces must add up to."""
     parser = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable(["table", "strikethrough"])
