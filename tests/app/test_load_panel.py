@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from PySide6.QtCore import Qt
@@ -152,6 +153,51 @@ def test_a_death_in_the_middle_is_said_and_the_partial_result_kept(rig: Rig, pan
     rig.client.ready()
     rig.wait_for(lambda: rig.bridge.state == "ready")
     assert panel.start_button.isEnabled()
+
+
+def test_a_restart_in_the_middle_ends_the_run_and_the_next_counts_anew(rig: Rig, panel: LoadPanel) -> None:
+    panel.select_scenario("bus-and-metro")
+    panel.start()
+    rig.step(20)
+    rig.bridge.restart()
+    assert panel.run.phase == "broken" and "stopped" in panel.faults.text()
+    rig.client.ready()
+    rig.wait_for(lambda: rig.bridge.state == "ready")
+    panel.start()
+    summary = run_to_the_end(rig, panel)
+    assert (summary["completed"], summary["preemptions"]) == (3, 0)
+    assert not panel.faults.isVisibleTo(panel)
+
+
+def test_timers_honour_the_arrivals(rig: Rig, panel: LoadPanel) -> None:
+    panel.clock = time.perf_counter
+    panel.select_ranges()
+    panel.form.requests.setValue(6)
+    panel.form.arrivals.setCurrentIndex(2)
+    panel.form.rate.setValue(25.0)
+    panel.form.burstiness.setValue(1_000.0)  # as good as even: every 40 ms
+    assert panel.form.rate.isVisibleTo(panel) and not panel.form.concurrency.isVisibleTo(panel)
+    panel.start()
+    begun = panel.run.recorder.start
+    assert len(sent(rig)) == 1
+    rig.wait_for(lambda: len(sent(rig)) == 6)
+    arrivals = [command.arrival_time - begun for command in sent(rig)]
+    assert arrivals == pytest.approx([0.04 * i for i in range(6)], abs=0.02)
+    late = [timeline.sent - timeline.scheduled for timeline in panel.run.recorder.timelines]
+    assert min(late) >= 0, "never before its time"
+    panel.stop()
+    run_to_the_end(rig, panel)
+
+
+def test_a_closed_loop_keeps_so_many_in_flight(rig: Rig, panel: LoadPanel) -> None:
+    panel.select_ranges()
+    panel.form.requests.setValue(7)
+    panel.form.arrivals.setCurrentIndex(1)
+    panel.form.concurrency.setValue(2)
+    panel.start()
+    assert len(sent(rig)) == 2
+    summary = run_to_the_end(rig, panel)
+    assert (summary["completed"], summary["max_concurrent_requests"]) == (7, 2)
 
 
 def test_without_an_engine_it_says_what_to_do(rig: Rig) -> None:
