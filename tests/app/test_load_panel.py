@@ -27,7 +27,7 @@ def run_to_the_end(rig: Rig, panel: LoadPanel, most: int = 2_000) -> dict:
     ended: list[dict] = []
     panel.finished.connect(ended.append)
     for _ in range(most):
-        rig.step()
+        rig.step(8)
         if ended:
             break
     rig.wait_for(lambda: bool(ended))
