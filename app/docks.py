@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from PySide6.QtCore import QPoint, QRectF, Qt
-from PySide6.QtGui import QPainter, QPaintEvent
+from PySide6.QtCore import QPoint, QRectF, Qt, Signal
+from PySide6.QtGui import QGuiApplication, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QMenu, QWidget
 
 from app.theme import RADIUS, Theme
@@ -30,6 +30,8 @@ ArrangementName = Literal["chat", "monitor", "lab"]
 
 class Dock(QDockWidget):
     """A dock that draws a card; the card's title line is its handle. A right click on it offers more."""
+
+    resized_by_hand = Signal()
 
     def __init__(self, name: str, title: str, content: QWidget, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(title, parent)
@@ -42,6 +44,11 @@ class Dock(QDockWidget):
         self.setTitleBarWidget(header)
         self.setWidget(card)
         theme.changed.connect(self.update)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        if QGuiApplication.mouseButtons() & Qt.MouseButton.LeftButton:
+            self.resized_by_hand.emit()
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)

@@ -20,7 +20,6 @@ from PySide6.QtGui import (
     QAction,
     QActionGroup,
     QCloseEvent,
-    QGuiApplication,
     QKeyEvent,
     QKeySequence,
     QResizeEvent,
@@ -99,7 +98,6 @@ class MainWindow(QMainWindow):
         self._settings = settings
         self._guard = LaunchGuard(state_folder)
         self._step_to_draw = False
-        self._frame_seconds = self._frame_cpu = 0.0
         self._arranged: ArrangementName | None = None
         """The arrangement in force; None once the user has made the layout his own."""
         self._settling = QTimer(self)
@@ -133,7 +131,7 @@ class MainWindow(QMainWindow):
         }
         self.docks = {name: Dock(name, title, content, theme, self) for name, (title, content) in contents.items()}
         for dock in self.docks.values():
-            dock.installEventFilter(self)
+            dock.resized_by_hand.connect(self._layout_is_the_users)
             dock.topLevelChanged.connect(self._dock_floated)
 
     def _build_top(self) -> None:
@@ -249,13 +247,10 @@ class MainWindow(QMainWindow):
     # Frames ------------------------------------------------------------------------------------------------------
 
     def _stepped(self) -> None:
-        begun, begun_cpu = time.perf_counter(), time.thread_time()
         self.top_bar.run_moved()
         for panel in self.panels.values():
             panel.run_moved()
         self._step_to_draw = True
-        self._frame_seconds = self.bridge.fold_seconds + time.perf_counter() - begun
-        self._frame_cpu = time.thread_time() - begun_cpu
 
     def event(self, event: QEvent) -> bool:
         """Times the painting of frames; everything in the window is painted inside its update request."""
@@ -263,11 +258,10 @@ class MainWindow(QMainWindow):
             return super().event(event)
         begun, begun_cpu = time.perf_counter(), time.thread_time()
         handled = super().event(event)
-        seconds = self._frame_seconds + time.perf_counter() - begun
         self._step_to_draw = False
         self.frame_stats.frames += 1
-        self.frame_stats.milliseconds.append(1000 * seconds)
-        self.bridge.pacer.note_cost(self._frame_cpu + time.thread_time() - begun_cpu)
+        self.frame_stats.milliseconds.append(1000 * (self.bridge.frame_seconds + time.perf_counter() - begun))
+        self.bridge.pacer.note_cost(self.bridge.frame_cpu_seconds + time.thread_time() - begun_cpu)
         return handled
 
     # Layout ------------------------------------------------------------------------------------------------------
@@ -301,18 +295,18 @@ class MainWindow(QMainWindow):
             self._settings.setValue("arrangement", self._arranged or "")
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        """The top changes its height with its banner; a dock resized with the mouse makes the layout the user's own."""
-        if event.type() == QEvent.Type.Resize:
-            if watched is self.menuWidget():
-                self.model_page.setGeometry(self._page_place())
-                self._settling.start()
-            elif QGuiApplication.mouseButtons() & Qt.MouseButton.LeftButton:
-                self._arranged = None
+        """The top changes its height with its banner."""
+        if event.type() == QEvent.Type.Resize and watched is self.menuWidget():
+            self.model_page.setGeometry(self._page_place())
+            self._settling.start()
         return super().eventFilter(watched, event)
+
+    def _layout_is_the_users(self) -> None:
+        self._arranged = None
 
     def _dock_floated(self, floating: bool) -> None:
         if floating:
-            self._arranged = None
+            self._layout_is_the_users()
 
     def _settle(self) -> None:
         """While the layout is one of ours every dock keeps its share, however the room for them changes."""

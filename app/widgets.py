@@ -94,11 +94,12 @@ class Card(QFrame):
     def add_trailing(self, widget: QWidget) -> None:
         self._trailing.addWidget(widget)
 
-    def add_trailing_text(self, role: str = "muted") -> TrailingText:
-        """A figure at the right end of the title line, which takes no room while it is empty."""
-        text = TrailingText(role)
-        self.add_trailing(text)
-        return text
+    def add_figure(self, role: str = "muted") -> Figure:
+        """A figure at the right end of the title line."""
+        figure = Figure(role, Qt.AlignmentFlag.AlignRight)
+        figure.hide()
+        self.add_trailing(figure)
+        return figure
 
     def take_header(self) -> QWidget:
         """Hands the title line over to a dock, which then draws the surface too."""
@@ -112,19 +113,30 @@ class Card(QFrame):
             paint_surface(painter, QRectF(self.rect()), self.palette().base().color(), self.palette().mid().color())
 
 
-class TrailingText(QLabel):
-    """See :meth:`Card.add_trailing_text`."""
+class Figure(QLabel):
+    """Text that changes with every step. Its size is fixed and seldom changes: a label that may ask for another has
+    the whole window laid out anew each time."""
 
-    def __init__(self, role: str) -> None:
+    SLACK = 30
+    """Pixels that may stay unused before the figure gives them back."""
+
+    def __init__(self, role: str, alignment: Qt.AlignmentFlag = Qt.AlignmentFlag.AlignLeft) -> None:
         super().__init__()
         self.setTextFormat(Qt.TextFormat.PlainText)
         self.setProperty("role", role)
-        self.hide()
+        self.setAlignment(alignment | Qt.AlignmentFlag.AlignVCenter)
 
     def say(self, text: str) -> None:
-        if text != self.text():
-            self.setText(text)
-            self.setVisible(bool(text))
+        """Shows the text; an empty one takes no room."""
+        if text == self.text():
+            return
+        self.ensurePolished()
+        metrics = self.fontMetrics()
+        wanted = metrics.horizontalAdvance(text) + 2
+        if not wanted <= self.width() <= wanted + self.SLACK or not self.text():
+            self.setFixedSize(wanted, metrics.height() + 2)
+        self.setText(text)
+        self.setVisible(bool(text))
 
 
 def paint_surface(painter: QPainter, rect: QRectF, surface: QColor, line: QColor, radius: float = RADIUS) -> None:
@@ -239,7 +251,8 @@ class Gauge(QWidget):
     def __init__(self, name: str, tooltip: str = "", parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._name = name
-        self._value = label("–", "number")
+        self._value = Figure("number")
+        self._value.say("–")
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(5)
@@ -254,7 +267,7 @@ class Gauge(QWidget):
 
     def set_text(self, text: str) -> None:
         if text != self._value.text():
-            self._value.setText(text)
+            self._value.say(text)
             self.setAccessibleDescription(f"{self._name} {text}")
 
 

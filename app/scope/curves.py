@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.scope.panel import ScopePanel, ScopeSource
 from app.scope.plot import Plot, Tick, linear_ticks, nice_step, seconds_label
-from app.scope.rates import WINDOW_SECONDS, Latency, Percentiles
+from app.scope.rates import WINDOW_SECONDS, Latency, Percentiles, percentiles
 from app.selection import Selection
 from app.theme import Theme, request_color
 from app.widgets import Legend, LegendEntry
@@ -71,7 +71,7 @@ class ThroughputPanel(ScopePanel):
         self.add_trailing(
             Legend(theme, [LegendEntry("output", "decode", "line"), LegendEntry("prompt", "prefill", "dashed")])
         )
-        self._rate = self.add_trailing_text("number")
+        self._rate = self.add_figure("number")
         self._rate.setToolTip("Output tokens per second, the mean over the steps of the last two seconds")
 
     def has_content(self) -> bool:
@@ -104,9 +104,9 @@ def gap_curves(times: np.ndarray, gaps: np.ndarray, end: float) -> GapCurves:
     edges = np.searchsorted(-bins, np.arange(-oldest, 2))
     for index in range(oldest + 1):
         part = gaps[edges[index] : edges[index + 1]]
-        part = part[np.isfinite(part)]
-        if len(part):
-            p50[index], p99[index] = np.percentile(part, (50, 99))
+        found = percentiles(part)
+        if found.count:
+            p50[index], p99[index] = found.p50, found.p99
     ages = np.minimum(-(np.arange(oldest, -1, -1) + 0.5) * BIN, 0.0)
     ages[-1] = 0.0
     return GapCurves(ages, p50, p99)

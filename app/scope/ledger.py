@@ -109,7 +109,7 @@ class LedgerPanel(ScopePanel):
             self.table.setColumnWidth(column, width)
         self.table.clicked.connect(self._clicked)
         self.table.activated.connect(self._clicked)
-        self._summary = self.add_trailing_text()
+        self._summary = self.add_figure()
 
     def has_content(self) -> bool:
         return bool(self.source.state.ledger)

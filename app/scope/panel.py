@@ -19,6 +19,9 @@ from engine.config import SchedulerConfig
 from engine.events import Keyframe, StepRecord
 from engine.run_state import RunState
 
+PAUSE_SECONDS = 0.3
+"""Without a step for so long, what is stale is drawn without one."""
+
 
 @dataclass(slots=True)
 class RunHistory:
@@ -105,8 +108,8 @@ class ScopePanel(Card):
         wait = self._refreshed_at + self.refresh_seconds - time.perf_counter()
         if wait <= 0 or self.source.idle:
             self._refresh_now()
-        elif not self._due.isActive():
-            self._due.start(round(1000 * wait) + 1)
+        else:  # with one of the next frames; on its own only if the steps should pause
+            self._due.start(round(1000 * (wait + PAUSE_SECONDS)))
 
     def is_seen(self) -> bool:
         return self.isVisible() and not self.window().isMinimized()

@@ -136,7 +136,7 @@ class QueuePanel(ScopePanel):
         self.table.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOn)
         self.table.resized.connect(self._fit)
         self._heights: dict[tuple[int, str], int] = {}
-        self._summary = self.add_trailing_text()
+        self._summary = self.add_figure()
         self._following = False
 
     def has_content(self) -> bool:

@@ -203,5 +203,13 @@ def percentiles(values: np.ndarray) -> Percentiles:
     values = values[np.isfinite(values)]
     if not len(values):
         return Percentiles(None, None, 0)
-    p50, p99 = np.percentile(values, (50, 99))
-    return Percentiles(float(p50), float(p99), len(values))
+    ordered = np.sort(values)
+    return Percentiles(quantile(ordered, 0.5), quantile(ordered, 0.99), len(values))
+
+
+def quantile(ordered: np.ndarray, share: float) -> float:
+    """Of sorted values, between two of them linearly, as numpy's default does; without what that call costs."""
+    position = share * (len(ordered) - 1)
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return float(ordered[low] + (ordered[high] - ordered[low]) * (position - low))

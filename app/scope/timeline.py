@@ -360,7 +360,7 @@ class TimelinePanel(ScopePanel):
                 ],
             )
         )
-        self._step = self.add_trailing_text()
+        self._step = self.add_figure()
         self.live_button = button("Live", "flat", "Follow the newest step")
         self.live_button.setToolTip("Follow the newest step (End)")
         self.live_button.clicked.connect(self.plot.follow)

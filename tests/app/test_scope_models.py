@@ -203,6 +203,14 @@ def test_percentiles_of_nothing_and_of_nonsense() -> None:
     assert Latency().ttft().p50 is None
 
 
+def test_percentiles_are_numpys() -> None:
+    rng = np.random.default_rng(5)
+    for count in (1, 2, 3, 100, 1001):
+        values = rng.exponential(size=count)
+        found = percentiles(values)
+        assert (found.p50, found.p99) == pytest.approx(tuple(np.percentile(values, (50, 99))))
+
+
 # Lanes ---------------------------------------------------------------------------------------------------------------
 
 

@@ -203,8 +203,7 @@ def test_a_selection_outlives_its_request(busy: Rig) -> None:
     assert Abort(chosen) in busy.client.sent
     busy.step(2)
     assert chosen not in busy.state.requests
-    busy.settle(250)
-    assert busy.window.panels["queue"].model.place_of(chosen) is None
+    busy.wait_for(lambda: busy.window.panels["queue"].model.place_of(chosen) is None)
 
 
 def test_the_timeline_zooms_pans_and_returns(busy: Rig) -> None:
@@ -232,7 +231,7 @@ def test_the_timeline_follows_the_running_lanes_until_it_is_scrolled(make_rig: M
     for _ in range(100):
         rig.add(16, 300)
     rig.step(30)
-    rig.settle(200)
+    rig.settle(600)
     panel = rig.window.panels["timeline"]
     plot = panel.plot
     shown = [lane.request_id for lane in plot._rows]
