@@ -117,7 +117,7 @@ class Figure(QLabel):
     """Text that changes with every step. Its size is fixed and seldom changes: a label that may ask for another has
     the whole window laid out anew each time."""
 
-    SLACK = 30
+    SLACK = 14
     """Pixels that may stay unused before the figure gives them back."""
 
     def __init__(self, role: str, alignment: Qt.AlignmentFlag = Qt.AlignmentFlag.AlignLeft) -> None:

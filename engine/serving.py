@@ -7,6 +7,7 @@ import queue
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -87,6 +88,8 @@ class EngineLoop:
         self._info = loaded.info
         self._special_ids = frozenset(loaded.codec.special_ids)
         self._commands = commands
+        self._set_aside: deque[Incoming] = deque()
+        """Commands that came while a step ran, taken from the queue already."""
         self._send = send
         self._frames = FrameStream(self.core.keyframe)
         self._arriving: dict[int, AddRequest] = {}
@@ -100,9 +103,26 @@ class EngineLoop:
                 if result.record is not None:
                     self._frames.add(result.record)
                 self._send(*result.outputs)
+                self._take_acknowledgements()
             frame = self._frames.next_frame()
             if frame is not None:
                 self._send(frame)
+
+    def _take_acknowledgements(self) -> None:
+        """What was acknowledged while the step ran, so that every step can have its frame; the rest waits its turn."""
+        while True:
+            try:
+                command = self._commands.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(command, AckFrame):
+                self._frames.acknowledge(command.number)
+            else:
+                self._set_aside.append(command)
+
+    def _next_command(self, wait: bool) -> Incoming:
+        """The oldest command. Raises queue.Empty where there is none and ``wait`` is not set."""
+        return self._set_aside.popleft() if self._set_aside else self._commands.get(block=wait)
 
     def _take_commands(self) -> bool:
         """Take what has come; with nothing to do wait for it. False: the process is to end.
@@ -113,7 +133,7 @@ class EngineLoop:
         idle = not (self.core.has_work or self._arriving)
         while True:
             try:
-                command = self._commands.get(block=idle)
+                command = self._next_command(wait=idle)
             except queue.Empty:
                 break
             if isinstance(command, Shutdown):

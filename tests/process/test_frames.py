@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import queue
+from types import SimpleNamespace
+
+from engine.core import StepResult
 from engine.events import Keyframe, RunTotals, StepRecord, StepTimings
-from engine.messages import MAX_FRAME_RECORDS
-from engine.serving import FrameStream
+from engine.messages import MAX_FRAME_RECORDS, AckFrame, Frame, Shutdown
+from engine.serving import EngineLoop, FrameStream
 
 
 def record(step: int) -> StepRecord:
@@ -102,3 +106,30 @@ def test_an_acknowledgement_from_the_future_or_the_past_opens_nothing() -> None:
     engine.step()
     engine.stream.acknowledge(0)
     assert engine.stream.next_frame() is None
+
+
+def test_every_step_has_its_frame_where_the_window_acknowledges_while_the_next_one_runs() -> None:
+    commands: queue.SimpleQueue[object] = queue.SimpleQueue()
+    frames: list[Frame] = []
+
+    class Core:
+        """Ten steps; the window takes each frame in the middle of the step after it, then asks to end."""
+
+        steps = 0
+        keyframe = Engine().keyframe
+
+        @property
+        def has_work(self) -> bool:
+            return self.steps < 10
+
+        def step(self) -> StepResult:
+            self.steps += 1
+            if frames:
+                commands.put(AckFrame(frames[-1].number))
+            if self.steps == 10:
+                commands.put(Shutdown())
+            return StepResult(record(self.steps), [])
+
+    loaded = SimpleNamespace(core=Core(), codec=SimpleNamespace(special_ids=()), info=None)
+    EngineLoop(loaded, commands, lambda *replies: frames.extend(r for r in replies if isinstance(r, Frame))).run()
+    assert [[r.step for r in frame.records] for frame in frames] == [[step] for step in range(1, 11)]
