@@ -84,7 +84,7 @@ def test_a_loaded_engine_answers_and_says_what_it_is(folder: Path, tiny: SavedMo
     assert info.weight_bytes == 4 * info.parameters
     assert info.kv_bytes_per_block == 16 * 2 * 3 * 2 * 16 * 4
     assert len(info.weights_sha256) == 64 and info.backend_reason and info.load_seconds > 0
-    assert 16 <= info.token_budget <= 2048 and info.token_budget % 16 == 0
+    assert 32 <= info.token_budget <= 2048 and info.token_budget % 16 == 0
     assert stages[-1][0].startswith("Measuring")
     counted = [(done, total) for stage, done, total in stages if total]
     assert counted[-1][0] == counted[-1][1] > 20
