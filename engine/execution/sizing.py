@@ -23,7 +23,7 @@ WORKING_BYTES = 192 * 2**20
 STEP_TARGET_SECONDS = 0.13
 """A step of this length on an empty context stays under 150 ms with one."""
 SMALLEST_BUDGET = 32
-"""A step of fewer tokens is hardly shorter, because it reads all weights too; it would only make twice as many steps."""
+"""A step of fewer tokens is hardly shorter, since it reads all weights too; there would only be more of them."""
 LARGEST_BUDGET = 2048
 
 
