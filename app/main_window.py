@@ -98,6 +98,7 @@ class MainWindow(QMainWindow):
         self._settings = settings
         self._guard = LaunchGuard(state_folder)
         self._step_to_draw = False
+        self._drawn_step = 0
         self._arranged: ArrangementName | None = None
         """The arrangement in force; None once the user has made the layout his own."""
         self._settling = QTimer(self)
@@ -250,7 +251,9 @@ class MainWindow(QMainWindow):
         self.top_bar.run_moved()
         for panel in self.panels.values():
             panel.run_moved()
-        self._step_to_draw = True
+        # A fresh engine, or a gap, moves the run without a step to draw.
+        self._step_to_draw = self.source.state.step not in (0, self._drawn_step)
+        self._drawn_step = self.source.state.step
 
     def event(self, event: QEvent) -> bool:
         """Times the painting of frames; everything in the window is painted inside its update request."""

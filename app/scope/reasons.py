@@ -114,6 +114,8 @@ def deferred_sentence(deferred: Deferred, state: RunState) -> str:
     """The binding reason of the head of the queue."""
     needed, available = deferred.needed, deferred.available
     if deferred.reason == "blocks":
+        # Told when the reason changed; meanwhile there may be fewer.
+        available = min(available, state.num_blocks - state.referenced_blocks)
         room = "no block is free" if available == 0 else f"{count(available, 'block')} {_is(available)} free"
         return f"Needs {count(needed, 'block')} of KV memory; {room} of {state.num_blocks:,}."
     if deferred.reason == "slots":

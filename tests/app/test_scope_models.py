@@ -286,6 +286,10 @@ def test_every_request_is_listed_and_every_wait_has_numbers() -> None:
         for row in rows:
             assert row.why.endswith(".")
             seen.add(row.phase)
+        if waiting and run.state.deferred is not None and run.state.deferred.reason == "blocks":
+            free = run.state.num_blocks - run.state.referenced_blocks
+            shown = min(free, run.state.deferred.available)
+            assert (f"{shown} block" if shown else "no block") in waiting[0].why
         if waiting and run.state.deferred is not None:
             assert waiting[0].request_id == run.state.deferred.request_id
             assert any(character.isdigit() for character in waiting[0].why)
