@@ -97,7 +97,7 @@ class CpuBackend:
     def attention_block(self, layer: int, x: Activations, batch: StepBatch) -> Activations:
         spec, weights, step = self.spec, self.weights.layers[layer], self._prepared(batch)
         stream = self._stream(x)
-        qkv = F.linear(self._normalised(stream), weights.qkv, weights.qkv_bias)
+        qkv = weights.qkv(self._normalised(stream))
         q_size = spec.num_heads * spec.head_dim
         qk_heads = spec.num_heads + spec.num_kv_heads
         qk = qkv[:, : qk_heads * spec.head_dim].view(-1, qk_heads, spec.head_dim)
@@ -108,22 +108,22 @@ class CpuBackend:
         storage = self._kv()[layer]
         storage.view(-1, qkv.shape[1] - q_size).index_copy_(0, batch.slot_mapping, qkv[:, q_size:])
         attention = attend(qkv, storage, step.planner.plan(spec.layer_window(layer)), spec)
-        return Activations(_add_product(stream, attention, weights.out, weights.out_bias))
+        return Activations(stream.add_(weights.out(attention)))
 
     @torch.inference_mode()
     def mlp_block(self, layer: int, x: Activations) -> Activations:
         weights = self.weights.layers[layer]
         stream = self._stream(x)
-        gate_up = F.linear(self._normalised(stream), weights.gate_up, weights.gate_up_bias)
+        gate_up = weights.gate_up(self._normalised(stream))
         gate, up = gate_up.chunk(2, dim=-1)
         F.silu(gate, inplace=True).mul_(up)
-        return Activations(_add_product(stream, gate, weights.down, weights.down_bias))
+        return Activations(stream.add_(weights.down(gate)))
 
     @torch.inference_mode()
     def head(self, x: Activations, batch: StepBatch) -> torch.Tensor:
         rows = self._stream(x).index_select(0, batch.logits_rows)
         normalised = F.rms_norm(rows.float(), (self.spec.hidden_size,), self.weights.final_norm, self.spec.rms_norm_eps)
-        return F.linear(normalised.to(self.spec.dtype), self.weights.head).float()
+        return self.weights.head(normalised.to(self.spec.dtype)).float()
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> SampledTokens:
@@ -166,11 +166,3 @@ class CpuBackend:
         else:
             product = torch.view_as_complex(rotated.float().unflatten(-1, (-1, 2))) * rotation
             rotated.copy_(torch.view_as_real(product).flatten(-2))
-
-
-def _add_product(
-    stream: torch.Tensor, values: torch.Tensor, matrix: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """stream + values · matrixᵀ + bias, in the stream's own memory."""
-    stream.addmm_(values, matrix.t())
-    return stream if bias is None else stream.add_(bias)

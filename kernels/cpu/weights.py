@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.cpu.linear import PackedLinear
 from kernels.spec import DecoderSpec
 
 
@@ -25,18 +26,14 @@ from kernels.spec import DecoderSpec
 class LayerWeights:
     """One layer, packed. ``I`` is the intermediate size."""
 
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
+    qkv: PackedLinear
     qk_norm: torch.Tensor | None
     """float32 [heads + kv heads, head_dim]"""
-    out: torch.Tensor
+    out: PackedLinear
     """[hidden, heads · head_dim]"""
-    out_bias: torch.Tensor | None
-    gate_up: torch.Tensor
-    gate_up_bias: torch.Tensor | None
-    down: torch.Tensor
+    gate_up: PackedLinear
+    down: PackedLinear
     """[hidden, I]"""
-    down_bias: torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +43,7 @@ class DecoderWeights:
     layers: list[LayerWeights]
     final_norm: torch.Tensor
     """float32 [hidden]; not folded, because a tied head is the embedding itself."""
-    head: torch.Tensor
+    head: PackedLinear
     """[vocab, hidden]"""
 
 
@@ -63,7 +60,7 @@ def pack_decoder(spec: DecoderSpec, weights: Mapping[str, torch.Tensor]) -> Deco
         embedding=embedding,
         layers=[_pack_layer(spec, weights, layer) for layer in range(spec.num_layers)],
         final_norm=_own(weights["model.norm.weight"], torch.float32),
-        head=head,
+        head=PackedLinear(head),
     )
 
 
@@ -93,15 +90,21 @@ def _pack_layer(spec: DecoderSpec, weights: Mapping[str, torch.Tensor], layer: i
         q_norm, k_norm = get("self_attn.q_norm.weight")[order], get("self_attn.k_norm.weight")[order]
         qk_norm = torch.cat((q_norm.expand(spec.num_heads, -1), k_norm.expand(spec.num_kv_heads, -1)))
     return LayerWeights(
-        qkv=qkv.mul_(get("input_layernorm.weight")).to(spec.dtype),
-        qkv_bias=bias((q, k, v), spec.attention_bias, (q, k)),
+        qkv=PackedLinear(
+            qkv.mul_(get("input_layernorm.weight")).to(spec.dtype), bias((q, k, v), spec.attention_bias, (q, k))
+        ),
         qk_norm=qk_norm,
-        out=_own(weights[prefix + "self_attn.o_proj.weight"], spec.dtype),
-        out_bias=bias(("self_attn.o_proj",), spec.attention_out_bias),
-        gate_up=gate_up.mul_(get("post_attention_layernorm.weight")).to(spec.dtype),
-        gate_up_bias=bias(("mlp.gate_proj", "mlp.up_proj"), spec.mlp_bias),
-        down=_own(weights[prefix + "mlp.down_proj.weight"], spec.dtype),
-        down_bias=bias(("mlp.down_proj",), spec.mlp_bias),
+        out=PackedLinear(
+            _own(weights[prefix + "self_attn.o_proj.weight"], spec.dtype),
+            bias(("self_attn.o_proj",), spec.attention_out_bias),
+        ),
+        gate_up=PackedLinear(
+            gate_up.mul_(get("post_attention_layernorm.weight")).to(spec.dtype),
+            bias(("mlp.gate_proj", "mlp.up_proj"), spec.mlp_bias),
+        ),
+        down=PackedLinear(
+            _own(weights[prefix + "mlp.down_proj.weight"], spec.dtype), bias(("mlp.down_proj",), spec.mlp_bias)
+        ),
     )
 
 
