@@ -19,7 +19,7 @@ import numpy as np
 
 from engine.run_state import RunState
 
-MAX_PITCH = 40
+MAX_PITCH = 64
 """Logical pixels of a cell at most: a small pool does not make tiles."""
 SMALLEST_MARKED = 7
 """Device pixels of a cell from which marks and outlines are drawn; below, colours alone tell."""

@@ -22,8 +22,9 @@ WORKING_BYTES = 192 * 2**20
 """Activations, packing of one layer, the libraries' own."""
 STEP_TARGET_SECONDS = 0.13
 """A step of this length on an empty context stays under 150 ms with one."""
-SMALLEST_BUDGET = 32
-"""A step of fewer tokens is hardly shorter, since it reads all weights too; there would only be more of them."""
+SMALLEST_BUDGET = 64
+"""Beside 32 decodes there must be room for a chunk of a prompt, or whoever comes last gets one token a step. A step of
+fewer tokens is hardly shorter anyway: it reads all weights too."""
 LARGEST_BUDGET = 2048
 
 
@@ -85,9 +86,9 @@ def measure_token_budget(
     clock: Callable[[], float],
     target: float = STEP_TARGET_SECONDS,
 ) -> int:
-    """Tokens that one step may compute within ``target`` seconds: a multiple of 16, from 32 to 2,048.
+    """Tokens that one step may compute within ``target`` seconds: a multiple of 16, from 64 to 2,048.
 
-    Times real prefills of 32, 64, 128 … tokens, at most ``largest`` (what pool and model hold), and stops at the first
+    Times real prefills of 64, 128, 256 … tokens, at most ``largest`` (what pool and model hold), and stops at the first
     that takes too long. Each size is the best of three runs: the first may pay for the operators' set-up, and another
     program may have had the cores meanwhile.
     """

@@ -83,8 +83,8 @@ class Machine:
 def test_the_budget_keeps_a_step_under_the_target(rate: float) -> None:
     machine = Machine(rate)
     budget = machine.budget()
-    assert budget % 16 == 0 and 32 <= budget <= 2048
-    assert budget == 32 or budget / rate <= 0.12
+    assert budget % 16 == 0 and 64 <= budget <= 2048
+    assert budget == 64 or budget / rate <= 0.12
     assert budget == 2048 or (budget + 16) / rate > 0.12, "a larger one would have done"
 
 
