@@ -98,7 +98,8 @@ class EngineCore:
             block_size=block_size,
             largest_prefill=None if scheduler.chunked_prefill else token_budget,
         )
-        self._eos_token_ids = frozenset(eos_token_ids)
+        # A tokenizer may name ids that the model's head does not have: they are never drawn and cannot be banned.
+        self._eos_token_ids = frozenset(i for i in eos_token_ids if 0 <= i < vocab_size)
         self._codec = codec
         self._seed = seed
         self._clock = clock

@@ -21,7 +21,7 @@ from engine.config import STARTER_MODEL, EngineConfig
 from engine.core import EngineCore
 from engine.execution.device import DeviceChoice, choose_device, cpu_choice, make_backend
 from engine.execution.host import available_memory, usable_cores
-from engine.execution.runner import ModelRunner
+from engine.execution.runner import ModelRunner, not_finite_cause
 from engine.execution.sizing import (
     MemoryPlan,
     dtype_name,
@@ -69,6 +69,7 @@ def load_engine(
         # Whatever a GPU or its compiler raises, the model still runs on the CPU; asked once, not again and again.
         choice = cpu_choice(config, f"the GPU failed ({describe(error)})")
         ready = _prepare(config, checkpoint, choice, progress)
+    progress("Reading the weights once for their SHA-256", 0, 0)
     core = EngineCore(
         ready.runner,
         scheduler=config.scheduler,
@@ -143,8 +144,7 @@ def _token_budget(
     logits = runner.forward(warm_up_batch(min(4, largest), block_size, device))
     if not bool(torch.isfinite(logits).all()):
         raise ModelLoadError(
-            f"The model gives no finite numbers in {dtype_name(spec.dtype)}: its weights are damaged or too large for "
-            "this type; try --dtype float32.",
+            f"The first step gave no finite numbers; {not_finite_cause(spec.dtype)}.",
             "unsupported" if spec.dtype == torch.float16 else "damaged",
         )
     if config.scheduler.max_num_batched_tokens is not None:

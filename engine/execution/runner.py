@@ -15,15 +15,13 @@ import numpy as np
 import torch
 
 from engine.execution.sampler import sampling_row
+from engine.execution.sizing import dtype_name
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
 from kernels.backend import Backend
 from kernels.sampling import SampledTokens, SamplingBatch, TokenLogprobs
 from kernels.spec import DecoderSpec, StepBatch
 
-NOT_FINITE = (
-    "the model's output was not a finite number at token {position}, so the answer ends here; "
-    "the weights may be damaged or too large for {dtype}: try --dtype float32"
-)
+NOT_FINITE = "the model's output was not a finite number at token {position}, so the answer ends here; {cause}"
 
 
 class ModelRunner:
@@ -87,13 +85,19 @@ class ModelRunner:
         for index, (row, token) in enumerate(zip(sampled_rows, sampled.token_ids.tolist(), strict=True)):
             if token < 0:
                 position = output.starts[row] + output.num_new_tokens[row]
-                dtype = str(self._spec.dtype).removeprefix("torch.")
-                errors[row] = NOT_FINITE.format(position=position, dtype=dtype)
+                errors[row] = NOT_FINITE.format(position=position, cause=not_finite_cause(self._spec.dtype))
                 continue
             token_ids[row] = [token]
             report = sampled.logprobs[index] if sampled.logprobs else None
             if report is not None:
                 logprobs[row] = [report]
+
+
+def not_finite_cause(dtype: torch.dtype) -> str:
+    """Why a model gives infinity or NaN, and the way out where there is one: only float16 has a small range."""
+    if dtype == torch.float16:
+        return "its weights are damaged or too large for float16: try --dtype float32"
+    return f"its weights are damaged: they give no finite numbers in {dtype_name(dtype)}"
 
 
 def build_step_batch(output: SchedulerOutput, block_size: int, device: torch.device) -> StepBatch:

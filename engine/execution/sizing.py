@@ -19,7 +19,7 @@ POOL_SHARE = 0.6
 """Of what is free beside the weights, at most this share goes to the pool unless its size is given."""
 GPU_POOL_SHARE = 0.9
 WORKING_BYTES = 192 * 2**20
-"""Activations, packing of one layer, the libraries' own."""
+"""Activations and the libraries' own."""
 STEP_TARGET_SECONDS = 0.13
 """A step of this length on an empty context stays under 150 ms with one."""
 SMALLEST_BUDGET = 64
@@ -34,11 +34,13 @@ class MemoryPlan:
     block_bytes: int
     num_blocks: int
     """The null block not counted."""
+    working_bytes: int
+    """What is needed beside weights and blocks, while loading or later."""
     available_bytes: int
 
     @property
     def needed_bytes(self) -> int:
-        return self.weight_bytes + (self.num_blocks + 1) * self.block_bytes + WORKING_BYTES
+        return self.weight_bytes + (self.num_blocks + 1) * self.block_bytes + self.working_bytes
 
 
 def plan_memory(
@@ -52,9 +54,10 @@ def plan_memory(
     weight_bytes = sum(math.prod(shape) for shape in expected_tensors(spec).values()) * spec.dtype.itemsize
     block_size = config.cache.block_size
     block_bytes = spec.kv_bytes_per_token() * block_size
-    room = available_bytes - weight_bytes - WORKING_BYTES
+    working_bytes = _working_bytes(spec, on_gpu=on_gpu)
+    room = available_bytes - weight_bytes - working_bytes
     if room < 2 * block_bytes:
-        need = weight_bytes + WORKING_BYTES + 2 * block_bytes
+        need = weight_bytes + working_bytes + 2 * block_bytes
         raise ModelLoadError(
             f"The model needs about {format_bytes(need)} in {dtype_name(spec.dtype)}, and "
             f"{format_bytes(available_bytes)} are free. Close other programs, or choose a smaller model.",
@@ -66,15 +69,23 @@ def plan_memory(
         useful = config.scheduler.max_num_seqs * -(-max_model_len // block_size)
         share = int(room * (GPU_POOL_SHARE if on_gpu else POOL_SHARE)) // block_bytes
         bounded = useful if on_gpu else min(useful, CPU_POOL_BYTES // block_bytes)
-        return MemoryPlan(weight_bytes, block_bytes, max(1, min(bounded, share)), available_bytes)
+        return MemoryPlan(weight_bytes, block_bytes, max(1, min(bounded, share)), working_bytes, available_bytes)
     if asked > fitting:
         raise ModelLoadError(
             f"{asked:,} KV blocks of {block_size} tokens need {format_bytes((asked + 1) * block_bytes)} beside "
-            f"{format_bytes(weight_bytes + WORKING_BYTES)} for the model, and {format_bytes(available_bytes)} are "
+            f"{format_bytes(weight_bytes + working_bytes)} for the model, and {format_bytes(available_bytes)} are "
             f"free: at most {fitting:,} blocks fit (--kv-blocks {fitting}).",
             "memory",
         )
-    return MemoryPlan(weight_bytes, block_bytes, asked, available_bytes)
+    return MemoryPlan(weight_bytes, block_bytes, asked, working_bytes, available_bytes)
+
+
+def _working_bytes(spec: DecoderSpec, *, on_gpu: bool) -> int:
+    """Beside weights and blocks: one layer's gate and up in float32, joined and in parts, while they are packed; on a
+    CPU a tied head too, which is packed while the embedding stays as it is."""
+    packing = 2 * 2 * spec.intermediate_size * spec.hidden_size * torch.float32.itemsize
+    head = 0 if on_gpu or not spec.tie_embeddings else spec.vocab_size * spec.hidden_size * spec.dtype.itemsize
+    return WORKING_BYTES + packing + head
 
 
 def measure_token_budget(

@@ -42,9 +42,9 @@ class DecoderWeights:
     """[vocab, hidden]"""
     layers: list[LayerWeights]
     final_norm: torch.Tensor
-    """float32 [hidden]; not folded, because a tied head is the embedding itself."""
+    """float32 [hidden]"""
     head: PackedLinear
-    """[vocab, hidden]"""
+    """[vocab, hidden]; packed, a tied head is a second copy of the embedding."""
 
 
 def rotary_order(head_dim: int, rotary_dim: int) -> torch.Tensor:
@@ -55,12 +55,13 @@ def rotary_order(head_dim: int, rotary_dim: int) -> torch.Tensor:
 
 def pack_decoder(spec: DecoderSpec, weights: Mapping[str, torch.Tensor]) -> DecoderWeights:
     embedding = _own(weights["model.embed_tokens.weight"], spec.dtype)
-    head = embedding if spec.tie_embeddings else _own(weights["lm_head.weight"], spec.dtype)
+    # First, while there is room for it twice: the matrix it is packed from is the largest of all.
+    head = PackedLinear(embedding if spec.tie_embeddings else _own(weights["lm_head.weight"], spec.dtype))
     return DecoderWeights(
         embedding=embedding,
         layers=[_pack_layer(spec, weights, layer) for layer in range(spec.num_layers)],
         final_norm=_own(weights["model.norm.weight"], torch.float32),
-        head=PackedLinear(head),
+        head=head,
     )
 
 

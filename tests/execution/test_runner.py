@@ -189,6 +189,7 @@ def test_a_row_that_is_not_finite_says_so_and_fails_alone(tiny: SavedModel, mode
         result = model.step([(request, request.num_tokens) for request in requests])
     assert list(result.errors) == [1]
     assert "finite" in result.errors[1] and "token 8" in result.errors[1] and "float32" in result.errors[1]
+    assert "--dtype" not in result.errors[1], "float32 is no way out of float32"
     expected = greedy_ids(tiny, prompt, 1)
     assert result.token_ids == [expected, [], expected]
 

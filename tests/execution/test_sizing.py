@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.execution.host import available_memory, computes_bfloat16, usable_cores
 from engine.execution.sizing import CPU_POOL_BYTES, measure_token_budget, plan_memory
 from engine.models.architecture import spec_from_config
+from engine.models.errors import ModelLoadError
 from kernels.spec import DecoderSpec, StepBatch
 
 GIB = 2**30
@@ -51,11 +53,24 @@ def test_a_gpu_takes_most_of_what_is_free_and_no_more_than_is_useful() -> None:
 
 def test_a_pool_shrinks_with_memory_and_stays_inside_it() -> None:
     spec = llama_8b(torch.bfloat16)
-    for available in (16 * GIB, 17 * GIB, 20 * GIB):
+    for available in (33 * GIB // 2, 17 * GIB, 20 * GIB):
         plan = plan_memory(spec, EngineConfig(), 8192, available, on_gpu=False)
         assert plan.num_blocks >= 1 and plan.needed_bytes <= available
     asked = EngineConfig(cache=CacheConfig(num_blocks=100))
     assert plan_memory(spec, asked, 8192, 20 * GIB, on_gpu=False).num_blocks == 100
+
+
+def test_what_is_kept_beside_the_weights_counts() -> None:
+    """A packed tied head is a second copy on a CPU, and a large model's layers need room while they are packed."""
+    pool = EngineConfig(cache=CacheConfig(num_blocks=10))
+    tied = dataclasses.replace(llama_8b(torch.bfloat16), tie_embeddings=True)
+    cpu, gpu = (plan_memory(tied, pool, 8192, 64 * GIB, on_gpu=on_gpu) for on_gpu in (False, True))
+    assert cpu.needed_bytes - gpu.needed_bytes == 2 * 128_256 * 4096
+    untied = plan_memory(llama_8b(torch.bfloat16), pool, 8192, 64 * GIB, on_gpu=False)
+    assert untied.working_bytes == gpu.working_bytes > 4 * 2 * 2 * 14_336 * 4096
+    with pytest.raises(ModelLoadError, match="at most"):
+        plan_memory(tied, pool, 8192, cpu.needed_bytes - 1, on_gpu=False)
+    assert plan_memory(tied, pool, 8192, cpu.needed_bytes, on_gpu=False).num_blocks == 10
 
 
 class Machine:
