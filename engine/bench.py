@@ -170,13 +170,19 @@ def run_bench(
     progress: Progress | None = None,
     stop_wanted: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Run ``workload`` and return the result; ``interrupted`` and ``failure`` tell of one cut short."""
+    """Run ``workload`` and return the result; ``interrupted`` and ``failure`` tell of one cut short.
+
+    Raises :class:`BenchFailure` where not even the warm-up runs through.
+    """
     core, info = loaded.core, loaded.info
     prepared = prepare(workload, loaded.codec, info.vocab_size, info.max_model_len)
     before = warm_up_requests(prepared, warm_up, loaded.codec, info.vocab_size)
     clock, sleep = time.perf_counter, time.sleep
     if before:
-        WorkloadRun(core, before, clock, sleep, workload.arrivals.max_concurrency, stop_wanted=stop_wanted).run()
+        try:
+            WorkloadRun(core, before, clock, sleep, workload.arrivals.max_concurrency, stop_wanted=stop_wanted).run()
+        except Exception as error:  # as in the run itself, but nothing of it counts yet
+            raise BenchFailure(f"the warm-up failed: {step_failure(error)}") from error
     counters = StepCounters(core.keyframe().totals, num_blocks=info.num_blocks, max_num_seqs=info.max_num_seqs)
     run = WorkloadRun(
         core,

@@ -35,7 +35,7 @@ class Uniform(msgspec.Struct, frozen=True, tag="uniform", tag_field="kind", forb
     def __post_init__(self) -> None:
         _require(
             1 <= self.low <= self.high <= MAX_DRAWN_LENGTH,
-            f"uniform lengths {self.low} to {self.high}: need 1 ≤ low ≤ high",
+            f"uniform lengths {self.low} to {self.high}: need 1 ≤ low ≤ high ≤ {MAX_DRAWN_LENGTH:,}",
         )
 
 
@@ -56,7 +56,7 @@ class LogNormal(msgspec.Struct, frozen=True, tag="lognormal", tag_field="kind", 
         )
         _require(
             1 <= self.low <= self.high <= MAX_DRAWN_LENGTH,
-            f"lognormal limits {self.low} to {self.high}: need 1 ≤ low ≤ high",
+            f"lognormal limits {self.low} to {self.high}: need 1 ≤ low ≤ high ≤ {MAX_DRAWN_LENGTH:,}",
         )
 
 
@@ -65,13 +65,16 @@ Lengths = int | list[int] | Uniform | LogNormal
 
 
 def draw_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> list[int]:
-    """``count`` lengths in tokens. Raises :class:`ShapeError` on a length below 1."""
+    """``count`` lengths in tokens. Raises :class:`ShapeError` on an impossible one, which it names."""
     if isinstance(lengths, int):
         lengths = [lengths]
     if isinstance(lengths, list):
         _require(bool(lengths), "the list of lengths is empty; give at least one")
-        low = min(lengths)
-        _require(low >= 1 and max(lengths) <= MAX_DRAWN_LENGTH, f"length {low} is impossible; lengths start at 1 token")
+        for length in (min(lengths), max(lengths)):
+            _require(
+                1 <= length <= MAX_DRAWN_LENGTH,
+                f"length {length:,} is impossible; lengths are 1 to {MAX_DRAWN_LENGTH:,} tokens",
+            )
         return list(itertools.islice(itertools.cycle(lengths), count))
     if isinstance(lengths, Uniform):
         return [int(n) for n in rng.integers(lengths.low, lengths.high + 1, size=count)]

@@ -20,13 +20,23 @@ A quantity without a sample is None, never NaN and never 0. Light: numpy and msg
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from engine.events import Admitted, RunTotals, StepRecord
+from engine.events import (
+    Admitted,
+    AnyEvent,
+    BlockCopied,
+    BlocksAllocated,
+    BlocksFreed,
+    BlocksShared,
+    RunTotals,
+    StepRecord,
+)
 from engine.messages import Output
 from engine.request import FinishReason
 from engine.workload import Workload, WorkloadRequest
@@ -89,6 +99,37 @@ class RequestTimeline:
         return self.sent if self.admitted is None else self.admitted
 
 
+class _BlocksInUse:
+    """Blocks that requests refer to, followed through the events of an engine that began idle. Most are in use in the
+    middle of a step: at its end those that finished have given theirs back."""
+
+    def __init__(self) -> None:
+        self._references: defaultdict[int, int] = defaultdict(int)
+        self._now = 0
+        self.peak = 0
+
+    def follow(self, event: AnyEvent) -> None:
+        match event:
+            case BlocksAllocated(blocks=blocks) | BlocksShared(blocks=blocks):
+                self._take(blocks)
+            case BlockCopied(source=source, destination=destination):
+                self._take([destination])
+                self._give([source])
+            case BlocksFreed(blocks=blocks):
+                self._give(blocks)
+
+    def _take(self, blocks: list[int]) -> None:
+        for block in blocks:
+            self._references[block] += 1
+            self._now += self._references[block] == 1
+        self.peak = max(self.peak, self._now)
+
+    def _give(self, blocks: list[int]) -> None:
+        for block in blocks:
+            self._references[block] -= 1
+            self._now -= self._references[block] == 0
+
+
 class StepCounters:
     """What the steps of a run add up to. Counts start at the engine's totals at the start of the run."""
 
@@ -101,7 +142,7 @@ class StepCounters:
         self._rows = 0
         self._steps_waiting = 0
         self._rows_waiting = 0
-        self._blocks_peak = 0
+        self._blocks = _BlocksInUse()
 
     def add(self, record: StepRecord) -> None:
         self._totals = record.totals
@@ -112,12 +153,13 @@ class StepCounters:
             if record.num_waiting:
                 self._steps_waiting += 1
                 self._rows_waiting += rows
-        used = self._num_blocks - record.free_blocks - record.cached_blocks
-        self._blocks_peak = max(self._blocks_peak, used)
+        for event in record.events:
+            self._blocks.follow(event)
 
     def summary(self) -> dict[str, Any]:
         """``slot_utilisation`` is Σ unfinished rows / Σ max_num_seqs over the steps during which a request was waiting,
-        ``slot_utilisation_run`` over all steps; None without such a step. ``padding_tokens``, ``swapped_blocks`` and
+        ``slot_utilisation_run`` over all steps; None without such a step. ``kv_blocks_peak`` is the most blocks that
+        requests referred to at one moment. ``padding_tokens``, ``swapped_blocks`` and
         the drafts are 0 by construction: no discipline pads, nothing is swapped or drafted."""
         now, before = self._totals, self._baseline
         return {
@@ -133,7 +175,7 @@ class StepCounters:
             "slot_utilisation": _ratio(self._rows_waiting, self._steps_waiting * self._max_num_seqs),
             "slot_utilisation_run": _ratio(self._rows, self._steps * self._max_num_seqs),
             "kv_blocks_total": self._num_blocks,
-            "kv_blocks_peak": self._blocks_peak,
+            "kv_blocks_peak": self._blocks.peak,
         }
 
 
@@ -197,14 +239,6 @@ class RunRecorder:
         timeline.preemptions = output.preemptions
         del self.open[request_id]
         self.ended += 1
-
-
-def after_warm_up(
-    timelines: Sequence[RequestTimeline], *, requests: int = 0, seconds: float = 0.0
-) -> list[RequestTimeline]:
-    """Those that count: without the first ``requests`` by arrival, and without those that came before ``seconds``."""
-    early = set(sorted(range(len(timelines)), key=lambda i: (timelines[i].scheduled, i))[:requests])
-    return [t for i, t in enumerate(timelines) if i not in early and t.scheduled >= seconds]
 
 
 def parse_goodput(text: str) -> dict[str, float]:
@@ -280,16 +314,14 @@ def summarise(
     *,
     elapsed: float,
     objectives: dict[str, float] | None = None,
-    since: float = 0.0,
 ) -> dict[str, Any]:
     """The result of a run, keys as in ``vllm bench serve``.
 
-    ``elapsed``: seconds from the start of the run to its end; ``since``: where counting starts, after a warm-up.
+    ``elapsed``: seconds from the start of the run to its end.
     Token totals and latencies are those of completed requests; a count of tokens is the count of ids. ``goodput`` is
     completed requests per second that meet every objective, None without objectives.
     """
     open_loop = workload.open_loop
-    duration = max(elapsed - since, 0.0)
     done = [t for t in timelines if t.completed]
     failed = [t for t in timelines if t.failed]
     inputs = sum(t.prompt_tokens for t in done)
@@ -305,17 +337,17 @@ def summarise(
         "burstiness": burstiness if math.isfinite(burstiness) else "inf",
         "ramp": workload.arrivals.ramp,
         "max_concurrency": workload.arrivals.max_concurrency,
-        "duration": duration,
+        "duration": elapsed,
         "completed": len(done),
         "failed": len(failed),
         "unfinished": len(timelines) - len(done) - len(failed),
         "total_input_tokens": inputs,
         "total_output_tokens": outputs,
-        "request_throughput": _ratio(len(done), duration),
-        "request_goodput": None if good is None else _ratio(good, duration),
+        "request_throughput": _ratio(len(done), elapsed),
+        "request_goodput": None if good is None else _ratio(good, elapsed),
         "goodput_objectives_ms": objectives or None,
-        "output_throughput": _ratio(outputs, duration),
-        "total_token_throughput": _ratio(inputs + outputs, duration),
+        "output_throughput": _ratio(outputs, elapsed),
+        "total_token_throughput": _ratio(inputs + outputs, elapsed),
         "max_concurrent_requests": most_at_once(timelines, elapsed),
         "latency_from": "intended arrival" if open_loop else "submission",
         **latencies(timelines, open_loop=open_loop),

@@ -100,6 +100,11 @@ class SharedPrefix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
 
+def _check_seed(seed: int) -> None:
+    if seed < 0:
+        raise ShapeError(f"seed is {seed}; it must be at least 0")
+
+
 class WorkloadShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A workload by its numbers; :meth:`build` draws the requests."""
 
@@ -117,6 +122,7 @@ class WorkloadShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if not 1 <= self.requests <= MAX_REQUESTS:
             raise ShapeError(f"requests is {self.requests}; it must be 1 to {MAX_REQUESTS:,}")
+        _check_seed(self.seed)
 
     def build(self, name: str, seed: int | None = None) -> Workload:
         """Draw the requests; ``seed`` replaces the shape's own. Raises :class:`ShapeError`."""
@@ -207,6 +213,9 @@ class _FileWorkload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A Batchscope jsonl beside the scenario."""
     arrivals: Arrivals = Arrivals()
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_seed(self.seed)
 
 
 class _ScenarioFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from engine.events import Admitted, RunTotals, StepRecord, StepTimings
+from engine.events import Admitted, BlocksAllocated, BlocksFreed, RunTotals, StepRecord, StepTimings
 from engine.messages import Output
 from engine.request import SamplingParams
 
@@ -82,6 +82,7 @@ class FakeCore:
         while self.waiting and len(self.running) < self.slots:
             job = self.waiting.popleft()
             self.running.append(job)
+            events.append(BlocksAllocated(job.request_id, [job.request_id]))
             events.append(Admitted(job.request_id, 0, 0.0, False))
         outputs, self.pending = self.pending, []
         rows = list(self.running)
@@ -100,6 +101,7 @@ class FakeCore:
                 )
             )
         self.running = [job for job in rows if job.given < job.wanted]
+        events += [BlocksFreed(job.request_id, [job.request_id]) for job in rows if job.given == job.wanted]
         self.output_tokens += len(rows)
         record = StepRecord(
             step=self.steps,

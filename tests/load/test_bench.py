@@ -10,11 +10,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from engine import bench
 from engine.bench_run import WorkloadRun, prepare, warm_up_requests
+from engine.config import EngineConfig
 from engine.metrics import StepCounters
 from engine.workload import Workload, WorkloadRequest
 from tests.load.fake_engine import Clock, FakeCodec, FakeCore
@@ -320,6 +322,17 @@ def test_a_step_that_fails_keeps_what_completed() -> None:
         run.run()
     assert sum(t.completed for t in run.recorder.timelines) == 2
     assert run.elapsed == pytest.approx(1.0)
+
+
+def test_a_warm_up_that_fails_is_a_sentence() -> None:
+    loaded = SimpleNamespace(
+        core=FakeCore(Clock(), 0.5, dies_at_step=1),
+        codec=FakeCodec(),
+        info=SimpleNamespace(vocab_size=100, max_model_len=50, num_blocks=9, max_num_seqs=1),
+    )
+    load = Workload("x", (WorkloadRequest(1, prompt_tokens=4),))
+    with pytest.raises(bench.BenchFailure, match=r"warm-up failed: A step failed .*on fire"):
+        bench.run_bench(loaded, load, EngineConfig(), warm_up=1)
 
 
 def test_an_engine_that_forgets_a_request_is_caught() -> None:

@@ -1,4 +1,4 @@
-"""What a run's figures mean: origins of latency, percentiles, empty sample sets, warm-up, goodput."""
+"""What a run's figures mean: origins of latency, percentiles, empty sample sets, goodput."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from engine.metrics import (
     RequestTimeline,
     RunRecorder,
     StepCounters,
-    after_warm_up,
     distribution,
     most_at_once,
     parse_goodput,
     summarise,
 )
+from engine.request import SamplingParams
 from engine.workload import Arrivals, Workload, WorkloadRequest, WorkloadShape, load_workload
 from tests.load.fake_engine import Clock, FakeCodec, FakeCore
+from tests.oracles import make_core
 
 
 def run(workload: Workload, *, service: float = 0.5, slots: int = 1, **core: object) -> tuple[WorkloadRun, dict]:
@@ -162,17 +163,6 @@ def test_totals() -> None:
     assert summary["output_throughput"] * summary["duration"] == pytest.approx(200)
 
 
-def test_warm_up_drops_the_early_ones_by_count_and_by_time() -> None:
-    timelines = [RequestTimeline(scheduled) for scheduled in (3.0, 0.0, 1.0, 2.0)]
-    assert [t.scheduled for t in after_warm_up(timelines, requests=2)] == [3.0, 2.0]
-    assert [t.scheduled for t in after_warm_up(timelines, seconds=1.0)] == [3.0, 1.0, 2.0]
-    assert [t.scheduled for t in after_warm_up(timelines, requests=1, seconds=2.5)] == [3.0]
-    assert after_warm_up(timelines) == timelines
-    assert after_warm_up(timelines, requests=9) == []
-    later = summarise(after_warm_up(timelines, requests=2), every(1.0, 4), elapsed=5.0, since=2.0)
-    assert (later["num_prompts"], later["duration"]) == (2, 3.0)
-
-
 # Goodput, concurrency ------------------------------------------------------------------------------------------------
 
 
@@ -236,7 +226,26 @@ def test_step_counters_count_from_the_baseline() -> None:
     assert (summary["preemptions"], summary["recomputed_tokens"], summary["prefix_hit_tokens"]) == (2, 25, 32)
     assert summary["slot_utilisation"] == (4 + 2) / 8
     assert summary["slot_utilisation_run"] == (4 + 2 + 1) / 12
-    assert (summary["kv_blocks_peak"], summary["kv_blocks_total"]) == (7, 10)
+    assert (summary["kv_blocks_peak"], summary["kv_blocks_total"]) == (0, 10), "no block was taken"
+
+
+def test_the_peak_of_blocks_is_that_of_a_steps_middle() -> None:
+    """Requests that end in the step in which they began hold blocks at no step's end; shared blocks count once."""
+    core = make_core(block_size=4, num_blocks=20)
+    counters = StepCounters(RunTotals(), num_blocks=20, max_num_seqs=32)
+
+    def peak_after(*prompts: list[int]) -> int:
+        for number, prompt in enumerate(prompts):
+            core.add_request(number, prompt, SamplingParams(max_tokens=1))
+        while core.has_work:
+            step = core.step().record
+            assert step is not None
+            counters.add(step)
+        return int(counters.summary()["kv_blocks_peak"])
+
+    assert peak_after([1, 2, 3, 4, 5, 6, 7, 8, 9]) == 3
+    assert peak_after([1, 2, 3, 4, 5, 6, 7, 8, 10], [1, 2, 3, 4, 5, 6, 7, 8, 11]) == 4
+    assert peak_after([5] * 4) == 4
 
 
 def test_the_recorder_takes_only_its_own_requests() -> None:

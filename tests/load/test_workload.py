@@ -145,6 +145,10 @@ def test_lengths() -> None:
     for bad in (0, [], [4, -1]):
         with pytest.raises(ShapeError):
             draw_lengths(bad, 2, rng)
+    with pytest.raises(ShapeError, match="length 1,000,001 is impossible"):
+        draw_lengths([4, 1_000_001], 2, rng)
+    with pytest.raises(ShapeError, match="1,000,000"):
+        Uniform(low=1, high=1_000_001)
 
 
 def test_a_shape_gives_shares_limits_and_the_same_load_for_the_same_seed() -> None:
@@ -285,6 +289,8 @@ def test_an_unknown_scenario_names_the_known_ones() -> None:
         ('title="x"\nwatch="y"\n[workload]\nrequests=1\nprompt_tokens=1', "output_tokens"),
         ('title="x"\nwatch="y"\n[workload]\nrequests=0\nprompt_tokens=1\noutput_tokens=1', "requests is 0"),
         ('title="x"\nwatch="y"\n[workload]\nrequests=1\nprompt_tokens=1\noutput_tokens=1\nspeed=2', "speed"),
+        ('title="x"\nwatch="y"\n[workload]\nrequests=1\nprompt_tokens=1\noutput_tokens=1\nseed=-1', "seed is -1"),
+        ('title="x"\nwatch="y"\n[workload]\nfile="a.jsonl"\nseed=-1', "seed is -1"),
         ('title="x"\nwatch="y"\n[workload]\nfile="a.jsonl"\n[engine]\nkv_blocks=0', "kv_blocks is 0"),
         ('title="x"\nwatch="y"\n[workload]\nfile="a.jsonl"\n[engine]\nkv_block=4', "kv_block"),
         ('title="x"\nwatch="y"\n[workload]\nfile="a.jsonl"\n[engine]\norder="lifo"', "lifo"),
