@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from engine.config import STARTER_MODEL
 from engine.models.architecture import expected_tensors, spec_from_config
@@ -167,13 +167,6 @@ class Checkpoint:
         return sum(entry.num_bytes for shard in self.shards for entry in shard.tensors.values())
 
     @functools.cached_property
-    def stored_dtype(self) -> torch.dtype:
-        """Type of the largest stored tensor."""
-        entries = [entry for shard in self.shards for entry in shard.tensors.values()]
-        names = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
-        return names.get(max(entries, key=lambda entry: entry.num_bytes).dtype, torch.float32)
-
-    @functools.cached_property
     def sha256(self) -> str:
         """SHA-256 of the weights (:func:`engine.models.digest.weights_digest`); read once, then remembered."""
         return weights_digest([shard.path for shard in self.shards])
@@ -198,9 +191,12 @@ class _LazyTensors(Mapping[str, torch.Tensor]):
 
     def __getitem__(self, name: str) -> torch.Tensor:
         path, stored = self._where[name]
-        if path not in self._files:
-            self._files[path] = safe_open(path, framework="pt", device="cpu")
-        tensor: torch.Tensor = self._files[path].get_tensor(stored)
+        try:
+            if path not in self._files:
+                self._files[path] = safe_open(path, framework="pt", device="cpu")
+            tensor: torch.Tensor = self._files[path].get_tensor(stored)
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(f"{path} cannot be read: {error}; download it again.", "damaged") from error
         return tensor
 
     def __iter__(self) -> Iterator[str]:

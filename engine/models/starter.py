@@ -74,7 +74,9 @@ def _is_whole(folder: Path) -> bool:
         find_shards(folder)
     except ModelLoadError:
         return False
-    return all((folder / name).exists() for name in ("config.json", "tokenizer.json", "tokenizer_config.json"))
+    # Empty: what a power cut may leave of a file whose name was on the disk before its content.
+    others = (folder / name for name in ("config.json", "tokenizer.json", "tokenizer_config.json"))
+    return all(path.is_file() and path.stat().st_size > 0 for path in others)
 
 
 @contextlib.contextmanager

@@ -197,8 +197,9 @@ def test_what_a_killed_fetch_left_is_cleared_away(index: FakeIndex, cache: Path)
 def test_an_incomplete_model_is_fetched_again(index: FakeIndex, cache: Path, name: str) -> None:
     folder = ensure_starter(quiet, cache)
     whole = (folder / name).read_bytes()
-    if name == "model.safetensors":
-        (folder / name).write_bytes(whole[:-1])
+    damaged = {"model.safetensors": whole[:-1], "config.json": b""}
+    if name in damaged:
+        (folder / name).write_bytes(damaged[name])
     else:
         (folder / name).unlink()
     assert (ensure_starter(quiet, cache) / name).read_bytes() == whole

@@ -66,7 +66,6 @@ def test_what_a_checkpoint_says_of_itself(tmp_path: Path) -> None:
     checkpoint = Checkpoint.open(write(tmp_path / "model", LLAMA, weights, shards=2))
     assert checkpoint.parameters == sum(tensor.numel() for tensor in weights.values())
     assert checkpoint.stored_bytes == 2 * checkpoint.parameters
-    assert checkpoint.stored_dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("tie", [True, False])
@@ -183,6 +182,22 @@ def _only(*names: str) -> Callable[[Path], None]:
             (folder / name).write_bytes(b"\x80\x02")
 
     return change
+
+
+def test_a_header_that_contradicts_itself_is_a_damaged_file(tmp_path: Path) -> None:
+    """Two tensors on the same bytes: names, shapes and the file's size are right, and the weights are not."""
+    folder = write(tmp_path / "model", LLAMA, random_weights(LLAMA))
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    gate, up = (f"model.layers.0.mlp.{part}_proj.weight" for part in ("gate", "up"))
+    header[gate]["data_offsets"] = header[up]["data_offsets"]
+    encoded = json.dumps(header).encode()
+    path.write_bytes(len(encoded).to_bytes(8, "little") + encoded + data[8 + length :])
+    with pytest.raises(ModelLoadError, match="download it again") as refused:
+        load(folder)
+    assert refused.value.kind == "damaged"
 
 
 @pytest.mark.parametrize("shards", [1, 2])
