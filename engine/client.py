@@ -281,7 +281,7 @@ class EngineClient:
     def _signal(self, name: str) -> None:
         """Send a signal to the engine and all it has started."""
         process = self._process
-        if process is None or self._ended.is_set():
+        if process is None or process.returncode is not None:  # once it is reaped, its number may be another's
             return
         with contextlib.suppress(OSError):
             if sys.platform == "win32":

@@ -6,13 +6,6 @@ A bad value raises :class:`ConfigError` with the knob's name, the value and the 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
-
-Discipline = Literal["vllm"]
-QueueOrder = Literal["fcfs", "priority"]
-Preemption = Literal["recompute"]
-DType = Literal["auto", "float32", "bfloat16", "float16"]
-Device = Literal["auto", "cpu", "cuda"]
 
 DISCIPLINES: tuple[str, ...] = ("vllm",)
 ORDERS: tuple[str, ...] = ("fcfs", "priority")

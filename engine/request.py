@@ -208,10 +208,6 @@ class Request:
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
 
-    @property
-    def is_finished(self) -> bool:
-        return self.status is RequestStatus.FINISHED
-
     def __repr__(self) -> str:
         return (
             f"Request({self.request_id}, {self.status.name.lower()}, prompt {self.num_prompt_tokens}, "

@@ -73,9 +73,21 @@ def _show(findings: list[Finding]) -> None:
     console.print(table)
 
 
+def _written(path: str, text: str) -> bool:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        print(f"batchscope kernels: {path} cannot be written: {error.strerror or error}", file=sys.stderr)
+        return False
+    return True
+
+
 def main(argv: list[str] | None = None) -> int:
     """0: all compile, fit, do not spill and agree with their references; 1: not; 2: wrong usage."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.json not in (None, "-") and not Path(arguments.json).absolute().parent.is_dir():
+        parser.error(f"--json {arguments.json}: there is no folder {Path(arguments.json).absolute().parent}")
     if importlib.util.find_spec("triton") is None:
         print(
             "Triton is not installed here: it exists for Linux only, elsewhere models run on the CPU.", file=sys.stderr
@@ -88,8 +100,8 @@ def main(argv: list[str] | None = None) -> int:
         print(document)
     else:
         _show(findings)
-        if arguments.json:
-            Path(arguments.json).write_text(document + "\n", encoding="utf-8")
+        if arguments.json and not _written(arguments.json, document + "\n"):
+            return 1
     failed = [finding for finding in findings if finding.problem]
     for finding in failed:
         label = finding.label

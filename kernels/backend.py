@@ -53,8 +53,8 @@ class Backend(Protocol):
         """Bytes that one block of ``block_size`` tokens occupies over all layers, padding of the layout included."""
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
-        """Allocate zeroed storage for block ids 0 … ``num_blocks``; block 0, the null block, is never read for a live
-        position."""
+        """Allocate zeroed storage for the block ids 0 … ``num_blocks`` - 1; block 0, the null block, is never written
+        and never read for a live position."""
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination) in all layers, before the step that writes the destinations."""

@@ -70,10 +70,9 @@ class DecoderSpec:
     def layer_window(self, layer: int) -> int | None:
         return self.sliding_window[layer] if self.sliding_window else None
 
-    def kv_bytes_per_token(self, kv_dtype: torch.dtype | None = None) -> int:
+    def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values that one token occupies over all layers."""
-        itemsize = (kv_dtype or self.dtype).itemsize
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,6 @@ class MemoryView:
         self.blocks_to_admit = memory.blocks_to_admit
         self.blocks_freed_by = memory.blocks_freed_by
         self.block_size = memory.block_size
-        self.num_blocks = memory.num_blocks
 
     @property
     def num_available(self) -> int:

@@ -1,9 +1,9 @@
 """A matrix laid out for oneDNN once, when a model is loaded, instead of in every product.
 
-torch's own ``linear`` reads a row-major matrix and leaves packing to MKL, which on many CPUs reaches a third of what
-oneDNN's kernels do on a packed one (2 cores with AVX2, 8 to 32 rows: 34 to 77 against 14 to 34 GFLOP/s). The operators
-used here are those that torch's compiler emits for frozen models; where a build of torch lacks them or oneDNN does not
-take the type, the plain product answers.
+torch's own ``linear`` reads a row-major matrix and leaves packing to MKL, which on many CPUs reaches less than half
+of what oneDNN's kernels do on a packed one (2 cores with AVX2, 8 to 32 rows: 14 to 34 against 34 to 77 GFLOP/s). The
+operators used here are those that torch's compiler emits for frozen models; where a build of torch lacks them or oneDNN
+does not take the type, the plain product answers.
 """
 
 from __future__ import annotations

@@ -83,13 +83,17 @@ def test_every_tile_of_the_table_is_compiled(shipped: list[dict[str, Any]]) -> N
         assert any(dim // 2 < each <= dim for each in dims), (one_token, itemsize, dim)
 
 
-@pytest.mark.parametrize("arguments", [["--targets", "sm_12"], ["--targets", ","], ["--what"]])
+@pytest.mark.parametrize(
+    "arguments", [["--targets", "sm_12"], ["--targets", ","], ["--what"], ["--json", "no/such/folder/kernels.json"]]
+)
 def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     result = _command(*arguments)
     assert result.returncode == 2
     assert result.stdout == ""
     if "sm_12" in arguments:
         assert "unknown target 'sm_12'" in result.stderr and "gfx942" in result.stderr
+    if "--json" in arguments:
+        assert "there is no folder" in result.stderr
 
 
 def test_without_triton_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
