@@ -11,7 +11,8 @@ from PySide6.QtGui import QColor, QGuiApplication, QTextCharFormat, QTextCursor
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from app.chat.blocks import BLOCK_LIMIT
-from app.chat.markdown import MarkdownColors, MarkdownStream, RenderedPiece, style_sheet
+from app.chat.markdown import MarkdownStream, RenderedPiece, style_sheet
+from app.chat.markup import MarkdownColors
 from app.chat.text_pane import TextPane
 
 PANE_CHARACTERS = 3_000

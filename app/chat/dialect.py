@@ -15,7 +15,7 @@ from markdown_it.token import Token
 
 from app.chat.blocks import Piece
 from app.chat.highlight import highlight
-from app.chat.markdown import COPY_SCHEME, LINK_SCHEMES, MarkdownColors
+from app.chat.markup import COPY_SCHEME, LINK_SCHEMES, MarkdownColors
 
 
 def to_html(piece: Piece, number: int, colors: MarkdownColors) -> tuple[str, tuple[str, ...]]:

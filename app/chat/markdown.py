@@ -10,22 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from app.chat.blocks import BlockSplitter, Piece
-
-LINK_SCHEMES = ("http", "https", "mailto")
-COPY_SCHEME = "copy"
-"""``copy:PIECE.BLOCK`` is the address of a code block's copy button; no text of a model can make one."""
-
-
-@dataclass(frozen=True, slots=True)
-class MarkdownColors:
-    """As ``#rrggbb``."""
-
-    dark: bool
-    text: str
-    muted: str
-    accent: str
-    raised: str
-    line: str
+from app.chat.markup import MarkdownColors
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QSizePolicy, QToolButton,
 from app.chat.answer_line import describe, explain
 from app.chat.answer_text import AnswerText
 from app.chat.conversation import Message
-from app.chat.markdown import MarkdownColors
+from app.chat.markup import MarkdownColors
 from app.chat.text_pane import TextPane
 from app.selection import Selection
 from app.theme import PADDING, RADIUS, Theme, mix, request_color

@@ -11,7 +11,7 @@ from PySide6.QtCore import QMimeData, QSize, Qt, QUrl, Signal
 from PySide6.QtGui import QDesktopServices, QGuiApplication, QTextCursor, QTextDocument, QTextOption, QWheelEvent
 from PySide6.QtWidgets import QFrame, QMessageBox, QSizePolicy, QTextBrowser, QWidget
 
-from app.chat.markdown import COPY_SCHEME, LINK_SCHEMES
+from app.chat.markup import COPY_SCHEME, LINK_SCHEMES
 
 INDENT_PX = 26
 """Of a list; Qt's own 40 is much for a narrow column."""

@@ -13,7 +13,8 @@ from PySide6.QtGui import QColor
 
 from app.chat.blocks import BLOCK_LIMIT, BlockSplitter
 from app.chat.highlight import CODE_COLORS, highlight
-from app.chat.markdown import MarkdownColors, MarkdownStream, render
+from app.chat.markdown import MarkdownStream, render
+from app.chat.markup import MarkdownColors
 from app.theme import DARK, LIGHT, READABLE_CONTRAST, contrast
 
 COLORS = MarkdownColors(True, "#e6e8ec", "#9aa1ad", "#4da3ff", "#262a32", "#333842")
