@@ -214,10 +214,7 @@ class EngineBridge(QObject):
         return query_id
 
     def _refuse(self, request_id: int) -> None:
-        waiting = self.state in ("starting", "loading")
-        hint = (
-            "the model is still loading; try again in a moment" if waiting else "start it again and repeat the request"
-        )
+        hint = "wait until the model is loaded" if self.state in ("starting", "loading") else "start it again"
         self._refused.append(
             Output(
                 request_id=request_id,

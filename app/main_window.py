@@ -113,6 +113,8 @@ class MainWindow(QMainWindow):
         bridge.add_fold(self.history)
         self._build_docks(store_path)
         self._build_top()
+        self._action("New chat", "Ctrl+N", self._new_chat)
+        self._action("Search chats", "Ctrl+K", self._search_chats)
         self._connect_engine()
         self._restore_layout()
         self.chat.composer.setFocus()
@@ -221,6 +223,7 @@ class MainWindow(QMainWindow):
 
     def _engine_state_changed(self, state: str) -> None:
         self.source.scheduler = self.bridge.config.scheduler
+        self.source.live = state == "ready"
         if state == "starting":
             self._guard.begin(self.bridge.config.model)
             self.model_page.hide()
@@ -229,8 +232,10 @@ class MainWindow(QMainWindow):
         elif state != "loading":
             self._guard.end()
         self.top_bar.show_state(state)
-        if state in ("stopped", "failed"):
+        if state in ("stopped", "failed", "dead"):
             self.top_bar.show_model(None)
+            for panel in self.panels.values():
+                panel.run_moved()  # what they show is the past now
 
     def _loading(self, loading: Loading) -> None:
         self.top_bar.loading.show_stage(loading)
@@ -317,21 +322,23 @@ class MainWindow(QMainWindow):
             set_sizes(self, self.docks, ARRANGEMENTS[self._arranged])
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
-        """What nobody below wanted: Esc stops the answer wherever the focus is; a hidden chat is shown to be used."""
-        control = event.modifiers() == Qt.KeyboardModifier.ControlModifier
+        """What nobody below wanted: Esc stops the answer wherever the focus is."""
         if event.key() == Qt.Key.Key_Escape:
             self.chat.stop()
-        elif control and event.key() == Qt.Key.Key_N:
-            self._reveal_chats()
-            self.chat.new_conversation()
-        elif control and event.key() == Qt.Key.Key_K:
-            self._reveal_chats()
-            self.chat.list_panel.focus_search()
         else:
             super().keyPressEvent(event)
 
-    def _reveal_chats(self) -> None:
-        for name in ("chats", "chat"):
+    def _new_chat(self) -> None:
+        self._reveal("chats", "chat")
+        self.chat.new_conversation()
+
+    def _search_chats(self) -> None:
+        self._reveal("chat", "chats")
+        self.chat.list_panel.focus_search()
+
+    def _reveal(self, *names: str) -> None:
+        """Shows docks that keys are about; where they are tabs in one place the last is the one seen."""
+        for name in names:
             self.docks[name].show()
             self.docks[name].raise_()
 
@@ -353,5 +360,6 @@ class MainWindow(QMainWindow):
         self._save_layout()
         self.hide()  # at once: the engine may take a moment to end
         self.bridge.shutdown()
+        self.chat.shutdown()  # after the engine: its open answers are marked and saved
         self._guard.end()
         event.accept()

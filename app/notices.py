@@ -115,7 +115,8 @@ class DeathBanner(QWidget):
 
     def report(self, death: EngineDied) -> None:
         code = "" if death.exit_code is None else f" Exit code {death.exit_code}."
-        self.reason.setText(f"The engine stopped. {death.reason}{code} Answers keep the text they have.")
+        reason = death.reason.rstrip(". ")
+        self.reason.setText(f"The engine stopped. {reason}.{code} Answers keep the text they have.")
         self.lines.setPlainText("\n".join(death.last_lines))
         wanted = self.lines.fontMetrics().lineSpacing() * len(death.last_lines) + 20
         self.lines.setFixedHeight(min(self.TALLEST, wanted))

@@ -88,9 +88,6 @@ class Card(QFrame):
     def title(self) -> str:
         return self._title.text()
 
-    def set_title(self, title: str) -> None:
-        self._title.setText(title)
-
     def add_trailing(self, widget: QWidget) -> None:
         self._trailing.addWidget(widget)
 

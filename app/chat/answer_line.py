@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from app.chat.conversation import Message, MessageStatus
+from app.words import count
 from engine.events import RequestState
 from engine.request import FinishReason, RequestStatus
 from engine.run_state import RunState
@@ -19,10 +20,10 @@ def describe(answer: Message, run_state: RunState) -> str:
     if timings.ttft is not None:
         parts.append(f"TTFT {_figure(timings.ttft)} s")
     if timings.tokens:
-        parts.append(_count(timings.tokens, "token"))
+        parts.append(count(timings.tokens, "token"))
     reused = live.cached_tokens if live is not None else timings.cached_tokens
     if reused:
-        parts.append(f"{_count(reused, 'prompt token')} reused")
+        parts.append(f"{count(reused, 'prompt token')} reused")
     preemptions = live.preemptions if live is not None else timings.preemptions
     if preemptions:
         parts.append(f"preempted {preemptions}×")
@@ -72,10 +73,6 @@ _STATUS_WORDS = {
     MessageStatus.INCOMPLETE: "incomplete",
     MessageStatus.ERROR: "not answered",
 }
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _figure(value: float) -> str:

@@ -51,6 +51,7 @@ class ChatList(Card):
         self.search.setAccessibleName("Search chats")
         self.search.setClearButtonEnabled(True)
         self.search.textChanged.connect(self._search_soon)
+        self.search.returnPressed.connect(self._open_first)
         self.list = _List()
         self.list.setAccessibleName("Chats")
         self.list.setIconSize(QSize(DOT_PX, DOT_PX))
@@ -114,6 +115,8 @@ class ChatList(Card):
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() == Qt.Key.Key_Escape and self.search.text():
             self.search.clear()
+        elif event.key() == Qt.Key.Key_Down and self.search.hasFocus():
+            self.list.setFocus(Qt.FocusReason.ShortcutFocusReason)
         else:
             super().keyPressEvent(event)
 
@@ -151,6 +154,12 @@ class ChatList(Card):
     def _search_soon(self) -> None:
         self._search_timer.start(SEARCH_MS)
 
+    def _open_first(self) -> None:
+        """Enter in the search opens the first chat that it found."""
+        self.refresh()
+        if self.search.text().strip() and self.list.count():
+            self.list.setCurrentRow(0)
+
     def _current_changed(self, item: QListWidgetItem | None) -> None:
         if item is not None and not self._filling:
             self._current = item.data(_ID)
@@ -177,10 +186,17 @@ class ChatList(Card):
     def _open_menu(self, item: QListWidgetItem, position: QPoint) -> None:
         menu = QMenu(self)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        rename = menu.addAction("Rename   F2", lambda: self.list.editItem(item))
+        # By id: the items are others when the list is filled anew under the open menu.
+        conversation_id = item.data(_ID)
+        rename = menu.addAction("Rename   F2", lambda: self._rename(conversation_id))
         rename.setEnabled(bool(item.flags() & Qt.ItemFlag.ItemIsEditable))
-        menu.addAction("Delete   Del", lambda: self._delete(item))
+        menu.addAction("Delete   Del", lambda: self.delete_clicked.emit(conversation_id))
         menu.popup(position)
+
+    def _rename(self, conversation_id: str) -> None:
+        for item in self._items():
+            if item.data(_ID) == conversation_id:
+                self.list.editItem(item)
 
     def _delete(self, item: QListWidgetItem | None) -> None:
         if item is not None:

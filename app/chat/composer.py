@@ -106,5 +106,6 @@ class Composer(QWidget):
             self._submit()
 
     def _submit(self) -> None:
-        if not self._generating and not self._blocked and self.text.strip():
+        """Also while an answer is written: whoever listens says why it cannot be sent now, and the text stays."""
+        if not self._blocked and self.text.strip():
             self.sent.emit(self.text)

@@ -207,10 +207,6 @@ class Conversations:
         """Takes it out; its answer must have been stopped."""
         self._conversations.pop(conversation.id, None)
 
-    def by_request(self, request_id: int) -> tuple[Conversation, Message] | None:
-        """The conversation and the open answer of a request."""
-        return self._by_request.get(request_id)
-
     # What the user does ----------------------------------------------------------------------------------------------
 
     def send(self, conversation: Conversation, text: str) -> Turn:

@@ -166,10 +166,10 @@ class OptionsDrawer(QWidget):
             return
         try:
             self._params = self._read()
+            self._say("")
         except RequestError as error:
-            self._say(f"{error}. The chat goes on with the value before.")
-            return
-        self._say("")
+            self._say(f"{error}. The chat goes on with the values before.")
+        # A bad number must not cost the system prompt that is written beside it.
         self.changed.emit(self.system_prompt.toPlainText(), self._params)
 
     def _read(self) -> SamplingParams:

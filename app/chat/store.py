@@ -168,12 +168,12 @@ class ChatStore:
     def search(self, needle: str) -> set[str]:
         """Ids of the conversations with ``needle`` in title or text, whatever its case."""
         folded = needle.casefold()
-        self._connection.create_function("holds", 1, lambda value: folded in schema.loose_text(value).casefold())
         query = (
             "SELECT id FROM conversations WHERE deleted IS NULL AND (holds(title) OR EXISTS "
             "(SELECT 1 FROM messages WHERE conversation_id = conversations.id AND holds(text)))"
         )
         try:
+            self._connection.create_function("holds", 1, lambda value: folded in schema.loose_text(value).casefold())
             return {schema.loose_text(row[0]) for row in self._connection.execute(query)}
         except sqlite3.Error as error:
             raise StoreError(_sentence(error, self.path)) from None
@@ -222,10 +222,16 @@ class ChatStore:
             yield
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
-            with contextlib.suppress(sqlite3.Error):
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+            self._roll_back()
             raise StoreError(_sentence(error, self.path)) from None
+        except BaseException:
+            self._roll_back()  # else no later save could begin
+            raise
+
+    def _roll_back(self) -> None:
+        with contextlib.suppress(sqlite3.Error):
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
 
     def _rows(self, table: str, query: str, *values: str) -> tuple[list[sqlite3.Row], int]:
         """The rows of a query, and how many could not be read: a damaged page must not cost the rows on other pages."""

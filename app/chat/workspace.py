@@ -73,7 +73,8 @@ class ChatWorkspace(QObject):
         for widget in (self.undo_notice, self.notice, self.engine_notice, self.composer):
             self.chat_panel.body.addWidget(widget)
         self._connect()
-        self._add_shortcuts()
+        self._add_shortcut()
+        self.chat_panel.installEventFilter(self)
         self.open_conversation(self._current)
         self._show_engine()
         self._show_store(self.session.problem)
@@ -99,16 +100,11 @@ class ChatWorkspace(QObject):
         self.options_button.toggled.connect(self.options.setVisible)
         QCoreApplication.instance().aboutToQuit.connect(self.shutdown)
 
-    def _add_shortcuts(self) -> None:
-        self.chat_panel.installEventFilter(self)
-        for keys, action, scope in (
-            ("Ctrl+N", self.new_conversation, Qt.ShortcutContext.WindowShortcut),
-            ("Ctrl+K", self.list_panel.focus_search, Qt.ShortcutContext.WindowShortcut),
-            ("Esc", self.stop, Qt.ShortcutContext.WidgetWithChildrenShortcut),
-        ):
-            shortcut = QShortcut(QKeySequence(keys), self.chat_panel)
-            shortcut.setContext(scope)
-            shortcut.activated.connect(action)
+    def _add_shortcut(self) -> None:
+        """Esc in the chat; what it means elsewhere, and all other keys, are the window's."""
+        shortcut = QShortcut(QKeySequence("Esc"), self.chat_panel)
+        shortcut.setContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
+        shortcut.activated.connect(self.stop)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """Once the chat is on the screen one can type."""
@@ -119,6 +115,8 @@ class ChatWorkspace(QObject):
 
     def shutdown(self) -> None:
         """Saves everything and lets go of the chat file; may be called twice."""
+        for notice in (self.undo_notice, self.notice):
+            notice.expire()
         self.session.close()
 
     # What a user, or a demo, does ------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from app.words import count
 from engine.config import EngineConfig
 from engine.messages import ModelInfo
 from engine.metrics import RequestTimeline, distribution
@@ -98,27 +99,23 @@ def misfits(lengths: list[RequestLength], info: ModelInfo) -> list[str]:
     refused = [r.prompt for r in lengths if r.prompt >= info.max_model_len]
     if refused:
         sentences.append(
-            f"{_count(len(refused), 'prompt')} of up to {max(refused):,} tokens will be refused: the model's context "
+            f"{count(len(refused), 'prompt')} of up to {max(refused):,} tokens will be refused: the model's context "
             f"holds {info.max_model_len:,}."
         )
     cut = [r for r in lengths if r.prompt < info.max_model_len < r.prompt + r.output]
     if cut:
         sentences.append(
-            f"{_count(len(cut), 'answer')} will end at the model's context of {info.max_model_len:,} tokens."
+            f"{count(len(cut), 'answer')} will end at the model's context of {info.max_model_len:,} tokens."
         )
     pool = info.num_blocks * info.block_size
     needs = [min(r.prompt + r.output, info.max_model_len) for r in lengths if r.prompt < info.max_model_len]
     large = [need for need in needs if need > pool]
     if large:
         sentences.append(
-            f"{_count(len(large), 'request')} of up to {max(large):,} tokens cannot fit: the pool has "
+            f"{count(len(large), 'request')} of up to {max(large):,} tokens cannot fit: the pool has "
             f"{info.num_blocks:,} blocks of {info.block_size}, {pool:,} tokens."
         )
     return sentences
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def differences(wanted: EngineConfig, running: EngineConfig) -> list[str]:

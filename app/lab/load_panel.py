@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QGuiApplication
@@ -184,7 +184,11 @@ class LoadPanel(Card):
         fault, remarks = "", []
         if self.scenario is None:
             fault = self.form.ranges().fault(info.max_model_len if info else None)
-        self._wanted = self._wanted_config()
+        try:
+            self._wanted = self._wanted_config()
+        except ConfigError as error:
+            self._wanted = None
+            remarks.append(f"The options of this scenario do not go with the engine's: {error}.")
         if self._wanted is not None and not active:
             remarks.append("This scenario wants " + ", ".join(differences(self._wanted, self._bridge.config)) + ".")
         if not fault and info is not None and not active:
@@ -201,14 +205,11 @@ class LoadPanel(Card):
         self.form.setEnabled(not active)
 
     def _wanted_config(self) -> EngineConfig | None:
-        """The configuration of the chosen scenario where the engine, ready, has another."""
+        """The configuration of the chosen scenario where the engine, ready, has another. Raises ConfigError."""
         if self._bridge.state != "ready":
             return None
         options = self.scenario.engine if self.scenario else EngineOptions()
-        try:
-            wanted = self._configs.wanted(options, self._bridge.config)
-        except ConfigError:
-            return None
+        wanted = self._configs.wanted(options, self._bridge.config)
         return None if wanted == self._bridge.config else wanted
 
     def _misfits(self, other_engine: bool) -> list[str]:
@@ -249,15 +250,16 @@ class LoadPanel(Card):
         self.copy_button.hide()
         self.table.show_run(self.run)
         self.table.show()
+        self._pump()
         self._refresh()
         self._check()
-        self._pump()
 
     def stop(self) -> None:
         """Send nothing more and abort what is open; the result tells of what completed."""
         if self.run is not None:
             self.run.stop()
             self._pump_timer.stop()
+            self._check()
             self._after_change()
 
     def _pump(self) -> None:
@@ -335,8 +337,9 @@ class LoadPanel(Card):
         recorder = self.run.recorder
         total = len(recorder.timelines)
         self.progress.setValue(recorder.ended)
-        flight, rate = len(recorder.open), self.run.tokens_per_second
-        self._headline.setText(f"{recorder.ended:,} of {total:,} · {flight:,} in flight · {rate:,.0f} tok/s")
+        flight = f" · {len(recorder.open):,} in flight" if self.run.active else ""
+        rate = self.run.tokens_per_second
+        self._headline.setText(f"{recorder.ended:,} of {total:,}{flight} · {rate:,.0f} tok/s")
 
     def _show_live(self) -> None:
         assert self.run is not None
@@ -370,7 +373,7 @@ class LoadPanel(Card):
         QGuiApplication.clipboard().setText(self.result_json())
 
 
-_NOT_READY: dict[str, Any] = {
+_NOT_READY: dict[str, str] = {
     "stopped": "No model is loaded yet: load one, then start the load.",
     "starting": "The engine is starting; the load can begin when the model is ready.",
     "loading": "The model is loading; the load can begin when it is ready.",

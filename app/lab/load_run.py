@@ -157,7 +157,9 @@ class LoadRun:
                 timeline.admitted = state.admitted_time - self.recorder.start
 
     def _is_of_this_run(self, when: float) -> bool:
-        return self.phase != "broken" and (self.active or when <= self.recorder.start + self._elapsed)
+        """Of a run that has ended: a fresh engine's first state has the time 0 and is not of it."""
+        start = self.recorder.start
+        return self.phase != "broken" and (self.active or start <= when <= start + self._elapsed)
 
     def _settle(self) -> None:
         if self._pending or self.recorder.open:

@@ -139,6 +139,6 @@ class RequestTable(QTableView):
     def _request_selected(self, request_id: int | None) -> None:
         row = self.requests.row_of(request_id)
         if row is None:
-            self.clearSelection()
+            self.setCurrentIndex(QModelIndex())  # so that the same row can be chosen again
         elif self.currentIndex().row() != row:
             self.selectRow(row)

@@ -18,10 +18,10 @@ from app.scope.block_grid import (
     fit_grid,
 )
 from app.scope.panel import ScopePanel, ScopeSource
-from app.scope.reasons import count
 from app.selection import Selection
 from app.theme import Theme, request_rgb
 from app.widgets import Legend, LegendEntry
+from app.words import count
 from engine.run_state import RunState
 
 

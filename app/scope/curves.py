@@ -81,7 +81,7 @@ class ThroughputPanel(ScopePanel):
         throughput = self.source.history.throughput
         series = throughput.series()
         if series is not None:
-            self._rate.say(f"{throughput.output_rate():,.0f} tok/s")
+            self._rate.say(f"{throughput.output_rate():,.0f} tok/s" if self.source.live else "")
             self.plot.show_series(series.ages, series.prompt, series.output)
 
 

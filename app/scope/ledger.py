@@ -8,10 +8,11 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, Qt
 from PySide6.QtWidgets import QWidget
 
 from app.scope.panel import ScopePanel, ScopeSource
-from app.scope.reasons import count, ledger_sentence
+from app.scope.reasons import ledger_sentence
 from app.scope.tables import ROOT, Index, Swatches, make_table
 from app.selection import Selection
 from app.theme import Theme
+from app.words import count
 from engine.events import Preempted
 from engine.run_state import LedgerEntry
 

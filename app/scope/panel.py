@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from PySide6.QtCore import QEvent, QTimer, Signal
+from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QWidget
 
@@ -14,7 +14,7 @@ from app.scope.rates import Latency, Throughput
 from app.scope.steps import StepHistory
 from app.selection import Selection
 from app.theme import Theme
-from app.widgets import Card, Emptiable, EmptyState
+from app.widgets import Card, Emptiable, EmptyState, Figure
 from engine.config import SchedulerConfig
 from engine.events import Keyframe, StepRecord
 from engine.run_state import RunState
@@ -52,6 +52,8 @@ class ScopeSource:
     state: RunState
     history: RunHistory
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    live: bool = True
+    """Whether the run goes on; without an engine the panels show how it ended."""
 
     @property
     def idle(self) -> bool:
@@ -85,6 +87,7 @@ class ScopePanel(Card):
         self.content = content
         self.pages = Emptiable(content, EmptyState(self.empty_text))
         self.body.addWidget(self.pages)
+        self._figures: list[Figure] = []
         self._stale = True
         self._refreshed_at = 0.0
         self._due = QTimer(self)
@@ -92,6 +95,11 @@ class ScopePanel(Card):
         self._due.timeout.connect(self._refresh_if_seen)
         selection.changed.connect(self._selection_changed)
         theme.changed.connect(self._theme_changed)
+
+    def add_figure(self, role: str = "muted") -> Figure:
+        figure = super().add_figure(role)
+        self._figures.append(figure)
+        return figure
 
     def refresh(self) -> None:
         """Brings the content up to date with the source."""
@@ -106,7 +114,7 @@ class ScopePanel(Card):
         if not self.is_seen():
             return
         wait = self._refreshed_at + self.refresh_seconds - time.perf_counter()
-        if wait <= 0 or self.source.idle:
+        if wait <= 0 or self.source.idle or not self.source.live:
             self._refresh_now()
         else:  # with one of the next frames; on its own only if the steps should pause
             self._due.start(round(1000 * (wait + PAUSE_SECONDS)))
@@ -126,6 +134,9 @@ class ScopePanel(Card):
         self.pages.set_empty(not filled)
         if filled:
             self.refresh()
+        else:
+            for figure in self._figures:
+                figure.say("")
         self.refreshed.emit()
 
     def _selection_changed(self, _request_id: int | None) -> None:
@@ -144,8 +155,3 @@ class ScopePanel(Card):
         super().hideEvent(event)
         self._due.stop()
         self._stale = True
-
-    def changeEvent(self, event: QEvent) -> None:
-        super().changeEvent(event)
-        if event.type() == QEvent.Type.WindowStateChange:
-            self._refresh_if_seen()

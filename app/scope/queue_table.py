@@ -8,11 +8,12 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, Qt
 from PySide6.QtWidgets import QAbstractItemView, QLabel, QVBoxLayout, QWidget
 
 from app.scope.panel import ScopePanel, ScopeSource
-from app.scope.reasons import QueueRow, count, queue_rows
+from app.scope.reasons import MOST_LISTED, QueueRow, queue_rows
 from app.scope.tables import ROOT, ROW_HEIGHT, Index, Swatches, make_table
 from app.selection import Selection
 from app.theme import SPACING, Theme
 from app.widgets import label
+from app.words import count
 
 COLUMNS = ("request", "state", "tokens", "blocks", "prio", "user", "why")
 _WIDTHS = (58, 100, 84, 48, 36, 64)
@@ -144,15 +145,20 @@ class QueuePanel(ScopePanel):
 
     def refresh(self) -> None:
         state = self.source.state
-        rows = queue_rows(state, self.source.scheduler)
+        rows = queue_rows(state, self.source.scheduler, self.selection.request_id)
         self._following = True  # a row that goes moves the view's current row: that is no choice of the user's
         self.model.show_rows(rows)
         self._following = False
         self._fit()
         self._follow_selection()
-        running = sum(row.phase not in ("waiting", "preempted") for row in rows)
-        self._summary.say(f"{running:,} running · {len(rows) - running:,} waiting")
+        self._summary.say(self._counts(len(rows)))
         self.sentence.setText(self._sentence(rows))
+
+    def _counts(self, listed: int) -> str:
+        running, waiting = self.source.state.num_running, self.source.state.num_waiting
+        when = "" if self.source.live else "when the engine ended: "
+        part = f", the first {MOST_LISTED:,} listed" if listed < running + waiting else ""
+        return f"{when}{running:,} running · {waiting:,} waiting{part}"
 
     def _fit(self) -> None:
         self._fit_columns()

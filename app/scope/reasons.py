@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from app.words import count
 from engine.config import SchedulerConfig
 from engine.events import Deferred, Preempted, Rejected, RequestState, RowKind
 from engine.request import RequestStatus
 from engine.run_state import LedgerEntry, RunState
+
+MOST_LISTED = 300
+"""Nobody reads further down a queue, and every row has a sentence that changes with each step."""
 
 Phase = Literal["decode", "prefill", "recompute", "stalled", "waiting", "preempted"]
 
@@ -34,19 +38,19 @@ class QueueRow:
     why: str
 
 
-def count(number: int, noun: str) -> str:
-    """``1 block``, ``12 blocks``, ``1,204 tokens``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def queue_rows(state: RunState, scheduler: SchedulerConfig, chosen: int | None = None) -> list[QueueRow]:
+    """Requests that are not finished: running ones in order of arrival, then waiting ones in order of the queue.
 
-
-def queue_rows(state: RunState, scheduler: SchedulerConfig) -> list[QueueRow]:
-    """Every request that is not finished: running ones in order of arrival, then waiting ones in order of the queue."""
+    Of a long queue only the first :data:`MOST_LISTED` waiting ones are listed, and the ``chosen`` request.
+    """
     phases = last_phases(state)
     running = [r for r in state.requests.values() if r.status == RequestStatus.RUNNING]
     waiting = waiting_order(state, scheduler)
     rows = [_row(r, phases.get(r.request_id, "stalled"), running_sentence(r, phases, state)) for r in running]
     preemptions = _latest_preemptions(state)
     for position, request in enumerate(waiting):
+        if position >= MOST_LISTED and request.request_id != chosen:
+            continue
         why = waiting_sentence(request, position, waiting, state, preemptions.get(request.request_id))
         phase: Phase = "preempted" if request.status == RequestStatus.PREEMPTED else "waiting"
         rows.append(_row(request, phase, why))

@@ -48,7 +48,8 @@ class TimelineView:
 
     @property
     def live(self) -> bool:
-        return self._end is None
+        """Whether it follows the run; from a moment before the run, of an engine that is gone, it does again."""
+        return self._end is None or self._end < self.lanes.begin
 
     def follow(self) -> None:
         """Back to the newest, at the scale that shows the run or its last minute."""
@@ -56,7 +57,7 @@ class TimelineView:
 
     def window(self) -> Window:
         newest = self.lanes.end
-        end = newest if self._end is None else self._end
+        end = newest if self.live else self._end
         fitting = min(LIVE_SECONDS, max(FIRST_SECONDS, newest - self.lanes.begin))
         return Window(end - (self._seconds or fitting), end)
 
@@ -374,6 +375,7 @@ class TimelinePanel(ScopePanel):
     def refresh(self) -> None:
         self._step.say(f"step {self.source.state.step:,}")
         self.plot.refresh()
+        self._moved()
 
     def _moved(self) -> None:
         self.live_button.setVisible(not (self.plot.view.live and self.plot.follows_lanes))

@@ -10,6 +10,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication
 
 from app.lab.load_panel import LoadPanel
+from engine.config import ConfigError
 from engine.messages import Abort, AddRequest
 from engine.workload import list_scenarios
 from tests.app.conftest import Rig
@@ -218,3 +219,53 @@ def test_everything_has_a_name_for_a_screen_reader(panel: LoadPanel) -> None:
         panel.form.requests,
     ):
         assert widget.accessibleName()
+
+
+def test_a_row_can_be_chosen_again_after_another_request_was(rig: Rig, panel: LoadPanel) -> None:
+    panel.select_scenario("bus-and-metro")
+    panel.start()
+    rig.step(3)
+    panel.table.selectRow(1)
+    rig.window.selection.select(None)
+    panel.table.selectRow(1)
+    assert rig.window.selection.request_id == panel.run.request_ids[1]
+    run_to_the_end(rig, panel)
+
+
+def test_nothing_is_in_flight_in_an_engine_that_died(rig: Rig, panel: LoadPanel) -> None:
+    panel.select_scenario("bus-and-metro")
+    panel.start()
+    assert "3 in flight" in panel._headline.text()
+    rig.step(3)
+    rig.client.kill()
+    rig.wait_for(lambda: rig.bridge.state == "dead")
+    assert panel._headline.text().startswith("0 of 3 · ") and "in flight" not in panel._headline.text()
+
+
+def test_options_that_do_not_go_with_the_engines_are_said(rig: Rig, panel: LoadPanel, monkeypatch) -> None:
+    def clash(*_: object) -> None:
+        raise ConfigError("max_num_seqs is 9, above max_num_batched_tokens, which is 8")
+
+    monkeypatch.setattr(panel._configs, "wanted", clash)
+    panel.select_scenario("kv-crunch")
+    assert "do not go with the engine's: max_num_seqs is 9" in panel.notice.text()
+
+
+def test_a_later_restart_does_not_change_the_result(make_rig) -> None:
+    rig = make_rig(num_blocks=24, token_budget=48)
+    rig.load()
+    panel = rig.window.load_panel
+    panel.clock = lambda: rig.client.runner.now
+    panel.select_ranges()
+    for box, value in ((panel.form.requests, 6), (panel.form.prompt_low, 60), (panel.form.prompt_high, 60)):
+        box.setValue(value)
+    for box in (panel.form.output_high, panel.form.output_low):
+        box.setValue(120)
+    panel.start()
+    run_to_the_end(rig, panel)
+    result = json.loads(panel.result_json())
+    assert result["preemptions"] > 0
+    rig.bridge.restart()
+    rig.client.ready()
+    rig.wait_for(lambda: rig.bridge.state == "ready")
+    assert json.loads(panel.result_json()) == result

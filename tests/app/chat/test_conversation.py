@@ -42,7 +42,7 @@ def test_an_answer_streams_and_completes():
     conversations.apply(output(1, " there", finish="stop"))
     assert answer.text == "Hi there" and answer.status is MessageStatus.COMPLETE
     assert (answer.timings.prompt_tokens, answer.timings.cached_tokens) == (7, 4)
-    assert conversations.by_request(1) is None
+    assert conversations.apply(output(1, "too late")) is None
 
 
 def test_several_conversations_answer_at_once_and_keep_apart():

@@ -275,6 +275,15 @@ def test_a_full_disk_is_said_and_what_was_saved_stays(store_path):
     assert {each.title for each in ChatStore.open(store_path).conversations()} == {"kept", "too big"}
 
 
+def test_a_text_that_cannot_be_written_does_not_stop_later_saves(store_path):
+    store = ChatStore.open(store_path)
+    with pytest.raises(UnicodeEncodeError):
+        save(store, exchange("half a character", question="\ud83d"))
+    save(store, exchange("whole"))
+    assert [each.title for each in load(store)] == ["whole"]
+    store.close()
+
+
 def test_a_locked_file_is_said_and_the_save_succeeds_later(store_path):
     store = ChatStore.open(store_path)
     other = sqlite3.connect(store_path, isolation_level=None)

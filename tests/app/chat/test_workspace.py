@@ -7,9 +7,9 @@ import threading
 
 import pytest
 from PySide6.QtCore import QPoint, Qt, QTimer, QUrl
-from PySide6.QtGui import QGuiApplication, QKeySequence
+from PySide6.QtGui import QGuiApplication
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QLabel, QMessageBox, QPushButton
+from PySide6.QtWidgets import QLabel, QMenu, QMessageBox, QPushButton
 
 from app.chat.chat_list import UNTITLED
 from app.chat.conversation import DEFAULT_CHAT_PARAMS, MessageStatus, Role
@@ -294,6 +294,13 @@ def test_a_damaged_chat_can_be_looked_at_but_not_continued(make_workspace, bridg
     assert len(answers(again)) == 1
 
 
+def test_enter_while_an_answer_is_written_says_why_and_keeps_the_text(workspace, bridge):
+    type_and_send(workspace, "one")
+    type_and_send(workspace, "two")
+    assert "still answering" in workspace.notice.text
+    assert workspace.composer.text == "two" and len(bridge.requests) == 1
+
+
 # The list ------------------------------------------------------------------------------------------------------------
 
 
@@ -305,10 +312,10 @@ def two_chats(workspace: ChatWorkspace, bridge: FakeBridge) -> None:
     bridge.finish(2, "They bark.")
 
 
-def test_new_chat_by_keyboard_and_only_one_empty(workspace, bridge):
+def test_a_new_chat_can_be_written_in_and_there_is_only_one_empty(workspace, bridge):
     two_chats(workspace, bridge)
     for _ in range(3):
-        QTest.keySequence(workspace.chat_panel.window(), QKeySequence("Ctrl+N"))
+        workspace.list_panel.new_button.click()
     assert titles(workspace) == [UNTITLED, "about dogs", "about cats"]
     assert workspace.composer.edit.hasFocus()
     assert workspace.transcript.empty_page.isVisible()
@@ -316,7 +323,7 @@ def test_new_chat_by_keyboard_and_only_one_empty(workspace, bridge):
 
 def test_search_by_keyboard_looks_into_the_texts(workspace, bridge, qtbot):
     two_chats(workspace, bridge)
-    QTest.keySequence(workspace.chat_panel.window(), QKeySequence("Ctrl+K"))
+    workspace.list_panel.focus_search()
     assert workspace.list_panel.search.hasFocus()
     QTest.keyClicks(workspace.list_panel.search, "PURR")
     qtbot.waitUntil(lambda: titles(workspace) == ["about cats"])
@@ -326,6 +333,30 @@ def test_search_by_keyboard_looks_into_the_texts(workspace, bridge, qtbot):
     qtbot.waitUntil(lambda: len(titles(workspace)) == 2)
     workspace.list_panel.search.setText("unicorns")
     qtbot.waitUntil(lambda: "unicorns" in workspace.list_panel.nothing.text())
+
+
+def test_enter_opens_the_first_chat_found_and_down_goes_to_the_list(workspace, bridge, qtbot):
+    two_chats(workspace, bridge)
+    workspace.list_panel.focus_search()
+    QTest.keyClicks(workspace.list_panel.search, "purr")
+    QTest.keyClick(workspace.list_panel.search, Qt.Key.Key_Return)
+    assert workspace.current.title == "about cats"
+    QTest.keyClick(workspace.list_panel.search, Qt.Key.Key_Down)
+    assert workspace.list_panel.list.hasFocus()
+
+
+def test_the_menu_of_a_chat_outlives_the_list_being_filled_anew(workspace, bridge):
+    two_chats(workspace, bridge)
+    chats = workspace.list_panel
+    chats._open_menu(chats.list.item(1), chats.mapToGlobal(QPoint(5, 5)))
+    menu = chats.findChild(QMenu)
+    chats.search.setText("purr")
+    chats.refresh()
+    chats.search.clear()
+    chats.refresh()
+    menu.actions()[1].trigger()
+    assert titles(workspace) == ["about dogs"]
+    menu.close()
 
 
 def test_renaming_is_kept(make_workspace, bridge):
@@ -517,6 +548,17 @@ def test_bad_options_are_said_by_name_and_not_taken(workspace, bridge, name, tex
     edit.selectAll()
     QTest.keyClicks(edit, good or " ")
     assert not workspace.options.error.isVisible()
+
+
+def test_a_bad_number_does_not_cost_the_system_prompt(workspace, bridge):
+    workspace.options.edits["top_p"].setText("7")
+    workspace.options.edits["top_p"].textEdited.emit("7")
+    workspace.options.system_prompt.setPlainText("Answer in verse.")
+    assert "top_p" in workspace.options.error.text()
+    type_and_send(workspace, "hello")
+    messages, params = bridge.requests[1]
+    assert (messages[0].role, messages[0].content) == ("system", "Answer in verse.")
+    assert params == DEFAULT_CHAT_PARAMS
 
 
 def test_options_belong_to_their_chat(workspace, bridge):

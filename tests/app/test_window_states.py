@@ -1,0 +1,137 @@
+"""What the window says when a run, a loading or the window itself ends, and when a queue is very long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+
+from app.chat.store import ChatStore
+from app.launch_guard import LaunchGuard
+from app.scope.reasons import MOST_LISTED
+from app.scope.timeline import TimelineView
+from engine.config import EngineConfig
+from tests.app.conftest import Rig
+
+MakeRig = Callable[..., Rig]
+
+
+def test_the_title_of_an_empty_queue_counts_nothing(rig: Rig) -> None:
+    rig.window.arrange("monitor")
+    rig.load()
+    rig.add(20, 5)
+    rig.step(2)
+    queue = rig.window.panels["queue"]
+    rig.wait_for(lambda: "1 running" in queue._summary.text())
+    rig.step(10_000)
+    rig.wait_for(lambda: queue.pages.is_empty and queue._summary.text() == "")
+
+
+def test_after_a_death_figures_are_of_the_past(rig: Rig) -> None:
+    rig.window.arrange("monitor")
+    rig.load()
+    rig.add(20, 50)
+    rig.step(30)
+    panels = rig.window.panels
+    rig.wait_for(lambda: panels["throughput"]._rate.text().endswith("tok/s"))
+    rig.client.kill()
+    rig.wait_for(lambda: rig.bridge.state == "dead")
+    assert panels["queue"]._summary.text() == "when the engine ended: 1 running · 0 waiting"
+    assert panels["throughput"]._rate.text() == ""
+    assert rig.window.top_bar.model_button.text() == "No model ▾"
+
+
+def test_a_death_while_loading_leaves_nothing_loading(rig: Rig) -> None:
+    rig.bridge.start(EngineConfig())
+    rig.client.loading("Reading the model", 3, 10)
+    rig.wait_for(lambda: rig.bridge.state == "loading")
+    assert rig.window.top_bar.model_button.text().startswith("Loading")
+    rig.client.die("The engine could not be started: no such file")
+    rig.wait_for(lambda: rig.bridge.state == "dead")
+    assert rig.window.top_bar.model_button.text() == "No model ▾"
+    assert rig.window.top_bar.loading.isHidden()
+    assert "no such file. Exit code" in rig.window.death_banner.reason.text()
+
+
+@pytest.mark.parametrize("arrangement", ["chat", "monitor", "lab"])
+def test_the_search_key_shows_the_list_wherever_it_is(rig: Rig, arrangement: str) -> None:
+    window = rig.window
+    window.arrange(arrangement)
+    window.docks["chats"].close()
+    window.activateWindow()
+    rig.settle()
+    focused = window.focusWidget() or window
+    rig.qtbot.keyClick(focused, Qt.Key.Key_K, Qt.KeyboardModifier.ControlModifier)
+    rig.wait_for(window.chat.list_panel.search.hasFocus)
+    assert not window.chat.list_panel.search.visibleRegion().isEmpty()
+    rig.qtbot.keyClick(window.chat.list_panel.search, Qt.Key.Key_N, Qt.KeyboardModifier.ControlModifier)
+    rig.wait_for(window.chat.composer.edit.hasFocus)
+
+
+def test_closing_saves_the_chats_and_lets_go_of_their_file(rig: Rig) -> None:
+    rig.load()
+    rig.window.chat.send("hello")
+    rig.step(3)
+    rig.window.close()
+    store = ChatStore.open(rig.window.chat.session.store.path)
+    (conversation,) = store.conversations()
+    store.load_turns(conversation)
+    answer = conversation.turns[0].answer
+    assert store.is_kept and answer.text and answer.error == "The engine was stopped before this answer was complete."
+    store.close()
+
+
+def test_of_a_very_long_queue_the_first_are_listed_and_the_chosen_one(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    rig.window.arrange("monitor")
+    rig.load()
+    ids = [rig.add(32, 400) for _ in range(MOST_LISTED + 200)]
+    rig.step(2)
+    queue = rig.window.panels["queue"]
+    rig.wait_for(lambda: queue.model.rowCount() > 0)
+    waiting = rig.state.num_waiting
+    assert queue.model.rowCount() == rig.state.num_running + MOST_LISTED < len(ids)
+    assert f"{waiting} waiting, the first {MOST_LISTED} listed" in queue._summary.text()
+    rig.window.selection.select(ids[-1])
+    assert queue.model.place_of(ids[-1]) == queue.table.currentIndex().row()
+    assert queue.sentence.text().startswith(f"Request {ids[-1]}: Behind request")
+
+
+def test_a_timeline_left_at_an_earlier_run_follows_the_new_one(rig: Rig) -> None:
+    rig.load()
+    rig.add(20, 50)
+    rig.step(10_000)
+    view = TimelineView(rig.window.history.lanes)
+    view.pan(-2.0)
+    assert not view.live
+    view.lanes.begin, view.lanes.end = view.lanes.end + 100.0, view.lanes.end + 101.0
+    assert view.live and view.window().end == view.lanes.end
+
+
+def test_what_another_window_is_loading_is_no_interrupted_start(tmp_path: Path) -> None:
+    first, second = LaunchGuard(tmp_path / "state"), LaunchGuard(tmp_path / "state")
+    assert first.interrupted() is None
+    first.begin("bomb")
+    assert second.interrupted() is None
+    second.end()
+    assert (tmp_path / "state" / "loading").read_text() == "bomb"
+    first.end()
+    assert not (tmp_path / "state" / "loading").exists() and not (tmp_path / "state" / "loading.lock").exists()
+    (tmp_path / "state" / "loading").write_text("bomb")  # as a window leaves it that is killed
+    assert second.interrupted() == "bomb"
+
+
+def test_what_was_missed_while_minimised_is_drawn_when_it_is_back(rig: Rig) -> None:
+    rig.window.arrange("monitor")
+    rig.load()
+    rig.add(20, 5)
+    rig.step(2)
+    rig.wait_for(lambda: not rig.window.panels["queue"].pages.is_empty)
+    rig.window.showMinimized()
+    rig.settle()
+    rig.step(10_000)
+    assert not rig.window.panels["queue"].pages.is_empty
+    rig.window.showNormal()
+    rig.wait_for(lambda: rig.window.panels["queue"].pages.is_empty)
