@@ -10,17 +10,14 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.status import Status
 from rich.table import Table
 
-from engine.config import EngineConfig
-from engine.workload import EngineOptions, Scenario, WorkloadError, load_scenario
+from app.demo_plan import DemoPlan, LoadingReport
+from engine.workload import EngineOptions, WorkloadError, load_scenario
 
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
 DEFAULT_SCENARIO = "kv-crunch"
@@ -32,41 +29,6 @@ ENGINE_OPTIONS = ("model", "dtype", "device", "threads", "max_model_len", "kv_bl
 
 class UsageError(ValueError):
     """Options that make no sense; the message says which."""
-
-
-@dataclass(frozen=True, slots=True)
-class DemoPlan:
-    scenario: Scenario
-    config: EngineConfig
-    seconds: float
-    """From the moment the model is ready."""
-    screenshot: Path | None
-
-
-@dataclass(slots=True)
-class DemoOutcome:
-    result: dict[str, Any] = field(default_factory=dict)
-    """The figures, empty where the model never got ready."""
-    error: str = ""
-    """Why the demo did not run to its end."""
-
-
-class LoadingReport:
-    """What the loading is at, on a terminal; nothing in a pipe."""
-
-    def __init__(self) -> None:
-        self._status: Status | None = None
-        if sys.stderr.isatty():
-            self._status = Console(stderr=True).status("Starting the engine")
-            self._status.start()
-
-    def show(self, stage: str, done: int, total: int) -> None:
-        if self._status is not None:
-            self._status.update(f"{stage} {done / total:.0%}" if total else stage)
-
-    def stop(self) -> None:
-        if self._status is not None:
-            self._status.stop()
 
 
 def run_demo(options: argparse.Namespace) -> int:
@@ -90,13 +52,6 @@ def run_demo(options: argparse.Namespace) -> int:
     if outcome.error:
         print(f"batchscope demo: {outcome.error}", file=sys.stderr)
     return FAILED if outcome.error else DONE
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command by itself: ``python -m app.demo --offscreen``."""
-    from app.cli import main as command_line
-
-    return command_line(["demo", *(sys.argv[1:] if argv is None else argv)])
 
 
 def _check_places(options: argparse.Namespace) -> None:
@@ -141,7 +96,3 @@ def _figure(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.1f}"
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -22,7 +22,7 @@ import numpy as np
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.chat.conversation import Conversation
-from app.demo import DemoOutcome, DemoPlan, LoadingReport
+from app.demo_plan import DemoOutcome, DemoPlan, LoadingReport
 from app.engine_bridge import EngineBridge, FramePacer
 from app.main_window import MainWindow
 from app.start import delete_in_order, make_application, signals_close
@@ -68,8 +68,6 @@ def drive(plan: DemoPlan, report: LoadingReport) -> DemoOutcome:
         if not driver.ended:
             driver.fail("the window was closed before the time was up")
         window.close()
-        window.chat.shutdown()
-        bridge.shutdown()
         delete_in_order(window, bridge)
     report.stop()
     return driver.outcome

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from PySide6.QtGui import QImage
 
-from app.demo import DemoPlan, LoadingReport
 from app.demo_driver import DemoDriver
+from app.demo_plan import DemoPlan, LoadingReport
 from engine.config import EngineConfig
 from engine.workload import load_scenario
 from tests.app.conftest import Rig
