@@ -110,19 +110,42 @@ class LedgerPanel(ScopePanel):
             self.table.setColumnWidth(column, width)
         self.table.clicked.connect(self._clicked)
         self.table.activated.connect(self._clicked)
+        self.table.selectionModel().currentRowChanged.connect(self._row_chosen)
+        self._following = False
         self._summary = self.add_figure()
 
     def has_content(self) -> bool:
         return bool(self.source.state.ledger)
 
     def refresh(self) -> None:
+        self._following = True  # the view moves its current row when rows come: that is no choice of the user's
         self.model.show_entries(list(self.source.state.ledger))
+        self._follow_selection()
+        self._following = False
         totals = self.source.state.totals
         self._summary.say(
             f"{count(totals.preemptions, 'preemption')} · {count(totals.recomputed_tokens, 'token')} computed again"
         )
 
+    def _follow_selection(self) -> None:
+        """The newest entry of the selected request, unless the current one is about it too."""
+        chosen, current = self.selection.request_id, self.table.currentIndex()
+        if current.isValid() and chosen in _involved(self.model.entries[current.row()]):
+            return
+        rows = (i for i, entry in enumerate(self.model.entries) if entry.event.request_id == chosen)
+        place = next(rows, None)
+        self.table.setCurrentIndex(QModelIndex() if place is None else self.model.index(place, 1))
+
+    def _row_chosen(self, current: QModelIndex, _previous: QModelIndex) -> None:
+        if not self._following and current.isValid():
+            self.selection.select(self.model.entries[current.row()].event.request_id)
+
     def _clicked(self, index: QModelIndex) -> None:
         entry = self.model.entries[index.row()]
         other = index.column() == 2 and isinstance(entry.event, Preempted)
         self.selection.select(entry.event.beneficiary if other else entry.event.request_id)
+
+
+def _involved(entry: LedgerEntry) -> tuple[int, ...]:
+    event = entry.event
+    return (event.request_id, event.beneficiary) if isinstance(event, Preempted) else (event.request_id,)

@@ -14,6 +14,7 @@ from app.scope.reasons import MOST_LISTED
 from app.scope.timeline import TimelineView
 from engine.config import EngineConfig
 from tests.app.conftest import Rig
+from tests.app.test_window import crunch
 
 MakeRig = Callable[..., Rig]
 
@@ -135,3 +136,27 @@ def test_what_was_missed_while_minimised_is_drawn_when_it_is_back(rig: Rig) -> N
     assert not rig.window.panels["queue"].pages.is_empty
     rig.window.showNormal()
     rig.wait_for(lambda: rig.window.panels["queue"].pages.is_empty)
+
+
+def test_the_ledger_shares_the_selection(make_rig: MakeRig) -> None:
+    rig = make_rig(num_blocks=24, token_budget=48)
+    rig.window.arrange("monitor")
+    crunch(rig)
+    while len({entry.event.request_id for entry in rig.state.ledger}) < 2:
+        rig.step(3)
+    ledger, selection = rig.window.panels["ledger"], rig.window.selection
+    rig.wait_for(lambda: len(ledger.model.entries) == len(rig.state.ledger))
+    oldest = ledger.model.entries[-1].event
+    assert not ledger.table.currentIndex().isValid()
+    selection.select(oldest.request_id)
+    assert ledger.model.entries[ledger.table.currentIndex().row()].event.request_id == oldest.request_id
+    ledger.table.selectRow(len(ledger.model.entries) - 1)
+    rig.qtbot.keyClick(ledger.table, Qt.Key.Key_Home, Qt.KeyboardModifier.ControlModifier)
+    assert selection.request_id == ledger.model.entries[0].event.request_id
+    index = ledger.model.index(len(ledger.model.entries) - 1, 2)
+    rig.qtbot.mouseClick(
+        ledger.table.viewport(), Qt.MouseButton.LeftButton, pos=ledger.table.visualRect(index).center()
+    )
+    assert selection.request_id == oldest.beneficiary and ledger.table.currentIndex().row() == index.row()
+    selection.select(None)
+    assert not ledger.table.currentIndex().isValid()
