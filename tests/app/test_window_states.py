@@ -160,3 +160,23 @@ def test_the_ledger_shares_the_selection(make_rig: MakeRig) -> None:
     assert selection.request_id == oldest.beneficiary and ledger.table.currentIndex().row() == index.row()
     selection.select(None)
     assert not ledger.table.currentIndex().isValid()
+
+
+def test_closing_while_everything_runs_leaves_nothing_running(rig: Rig) -> None:
+    rig.load()
+    window = rig.window
+    window.chat.send("first")
+    rig.step(200)
+    first = window.chat.current
+    window.chat.new_conversation()
+    window.chat.send("second")
+    window.chat._delete_conversation(first.id)
+    window.load_panel.clock = lambda: rig.client.runner.now
+    window.load_panel.select_scenario("rush-hour")
+    window.load_panel.start()
+    rig.step(5)
+    window.close()  # the fixture asserts that no timer is left
+    assert window.load_panel.run.phase == "broken" and not window.chat.undo_notice.isVisible()
+    store = ChatStore.open(window.chat.session.store.path)
+    assert [each.title for each in store.conversations()] == ["second"]
+    store.close()
