@@ -179,9 +179,10 @@ def synthetic_prompt(length: int, vocab_size: int, seed: int, forbidden: Collect
     The same arguments give the same ids on every machine. Raises :class:`ShapeError` where nothing is left to draw.
     """
     _require(length >= 1, f"prompt_tokens is {length}; a prompt has at least 1 token")
-    allowed = np.arange(vocab_size)
-    if forbidden:
-        allowed = np.setdiff1d(allowed, np.fromiter(forbidden, dtype=np.int64))
+    # No sorting of the whole vocabulary: the engine makes a prompt between two steps.
+    ordinary = np.ones(vocab_size, dtype=np.bool_)
+    ordinary[[i for i in forbidden if i < vocab_size]] = False
+    allowed = np.flatnonzero(ordinary)
     _require(len(allowed) > 0, f"all {vocab_size} tokens of the vocabulary are special: no ordinary prompt can be made")
     rng = np.random.default_rng([seed, 0x9207])
     return [int(i) for i in allowed[rng.integers(0, len(allowed), size=length)]]

@@ -114,6 +114,7 @@ def test_synthetic_prompts_are_ordinary_and_repeatable() -> None:
     assert set(ids) == set(range(1, 100, 2))
     assert ids == synthetic_prompt(5_000, 100, seed=7, forbidden=forbidden)
     assert ids != synthetic_prompt(5_000, 100, seed=8, forbidden=forbidden)
+    assert set(synthetic_prompt(50, 4, 0, {1, 3, 300})) == {0, 2}, "a tokenizer may have more ids than the model"
     with pytest.raises(ShapeError, match="all 4 tokens"):
         synthetic_prompt(1, 4, 0, range(4))
     with pytest.raises(ShapeError, match="prompt_tokens is 0"):
