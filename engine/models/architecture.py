@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from engine.models.errors import ModelLoadError
-from engine.models.rope import rotary_parameters
+from engine.models.rope import positive_number, rotary_parameters
 from kernels.spec import DecoderSpec
 
 
@@ -85,7 +85,7 @@ def spec_from_config(config: Mapping[str, Any], dtype: torch.dtype) -> DecoderSp
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rms_norm_eps=float(values["rms_norm_eps"]),
+        rms_norm_eps=float(positive_number(values, "rms_norm_eps")),
         max_position=rotary.max_position,
         dtype=dtype,
         inv_freq=rotary.inv_freq,
@@ -132,7 +132,8 @@ def expected_tensors(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
 
 
 def _family_of(config: Mapping[str, Any]) -> tuple[str, _Family]:
-    named = [str(name) for name in config.get("architectures") or ()]
+    listed = config.get("architectures") or ()
+    named = [listed] if isinstance(listed, str) else [str(name) for name in listed]
     for name in named:
         if name in _FAMILIES:
             return name, _FAMILIES[name]

@@ -38,13 +38,13 @@ def rotary_parameters(config: Mapping[str, Any], head_dim: int, default_theta: f
     """
     parameters = _collect(config, default_theta)
     rope_type = parameters["rope_type"]
-    max_position = int(_number(config, "max_position_embeddings"))
-    base = _number(parameters, "rope_theta")
+    max_position = int(positive_number(config, "max_position_embeddings"))
+    base = positive_number(parameters, "rope_theta")
     frequencies = base ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
     if rope_type in ("default", "dynamic"):
         return RotaryParameters(1.0 / frequencies, 1.0, max_position)
     if rope_type == "linear":
-        return RotaryParameters(1.0 / frequencies / _number(parameters, "factor"), 1.0, max_position)
+        return RotaryParameters(1.0 / frequencies / positive_number(parameters, "factor"), 1.0, max_position)
     if rope_type == "llama3":
         return RotaryParameters(_llama3(1.0 / frequencies, parameters), 1.0, max_position)
     if rope_type == "yarn":
@@ -59,6 +59,8 @@ def rotary_parameters(config: Mapping[str, Any], head_dim: int, default_theta: f
 def _collect(config: Mapping[str, Any], default_theta: float) -> dict[str, Any]:
     """One flat dict with ``rope_type`` and ``rope_theta``, whichever form the configuration has them in."""
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(scaling, Mapping):
+        raise ModelLoadError(f"config.json: rope_scaling is {scaling!r}; it must be an object.", "damaged")
     if any(isinstance(value, Mapping) for value in scaling.values()):
         raise ModelLoadError(
             "This model has other rotary positions in some layers than in others (rope_parameters by layer type), "
@@ -82,7 +84,8 @@ def _collect(config: Mapping[str, Any], default_theta: float) -> dict[str, Any]:
     return parameters
 
 
-def _number(parameters: Mapping[str, Any], name: str) -> float:
+def positive_number(parameters: Mapping[str, Any], name: str) -> float:
+    """A number of ``config.json``. Raises :class:`ModelLoadError`, ``damaged``, with its name where it is none."""
     value = parameters.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
         raise ModelLoadError(f"config.json: {name} is {value!r}; it must be a number above 0.", "damaged")
@@ -91,9 +94,9 @@ def _number(parameters: Mapping[str, Any], name: str) -> float:
 
 def _llama3(inv_freq: torch.Tensor, parameters: Mapping[str, Any]) -> torch.Tensor:
     """Llama 3.1: long wavelengths are stretched by ``factor``, short ones kept, those between blended."""
-    factor = _number(parameters, "factor")
-    low, high = _number(parameters, "low_freq_factor"), _number(parameters, "high_freq_factor")
-    original = _number(parameters, "original_max_position_embeddings")
+    factor = positive_number(parameters, "factor")
+    low, high = positive_number(parameters, "low_freq_factor"), positive_number(parameters, "high_freq_factor")
+    original = positive_number(parameters, "original_max_position_embeddings")
     if high <= low:
         raise ModelLoadError(
             f"config.json: high_freq_factor is {high}; it must be above low_freq_factor, {low}.", "damaged"
@@ -108,8 +111,8 @@ def _llama3(inv_freq: torch.Tensor, parameters: Mapping[str, Any]) -> torch.Tens
 
 def _yarn(frequencies: torch.Tensor, base: float, parameters: Mapping[str, Any], max_position: int) -> RotaryParameters:
     """YaRN (arXiv 2309.00071): a ramp between kept and stretched frequencies, and a factor on cos and sin."""
-    original = _number(parameters, "original_max_position_embeddings")
-    factor = _number(parameters, "factor") if parameters.get("factor") is not None else max_position / original
+    original = positive_number(parameters, "original_max_position_embeddings")
+    factor = positive_number(parameters, "factor") if parameters.get("factor") is not None else max_position / original
     half = frequencies.shape[0]
     low, high = (
         2 * half * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))

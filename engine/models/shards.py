@@ -125,4 +125,7 @@ def _entry(value: dict[str, object]) -> StoredTensor:
     shape, offsets = value["shape"], value["data_offsets"]
     if not isinstance(shape, list) or not isinstance(offsets, list):
         raise ValueError(f"a header entry is {value!r}")
-    return StoredTensor(str(value["dtype"]), tuple(int(size) for size in shape), int(offsets[1]) - int(offsets[0]))
+    begin, end = offsets
+    if not all(isinstance(number, int) and number >= 0 for number in (*shape, begin, end)) or begin > end:
+        raise ValueError(f"a header entry has the shape {shape} and the place {offsets}")
+    return StoredTensor(str(value["dtype"]), tuple(shape), end - begin)

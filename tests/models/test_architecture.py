@@ -207,6 +207,9 @@ def test_model_type_alone_is_enough(architecture: str) -> None:
         ({"num_key_value_heads": 3}, "damaged", "multiple of num_key_value_heads, 3"),
         ({"hidden_size": 66}, "damaged", "hidden_size is 66"),
         ({"head_dim": 15}, "damaged", "15 dimensions"),
+        ({"rms_norm_eps": "small"}, "damaged", "rms_norm_eps is 'small'"),
+        ({"rms_norm_eps": None}, "damaged", "rms_norm_eps is None"),
+        ({"architectures": "GemmaForCausalLM"}, "unsupported", "architecture GemmaForCausalLM is"),
     ],
 )
 def test_refusals_name_what_is_wrong(change: dict[str, Any], kind: str, words: str) -> None:

@@ -116,6 +116,7 @@ def test_longest_context(config: dict[str, Any], longest: int) -> None:
         ({"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}}, "unsupported", "mrope"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "unsupported", "by layer type"),
         ({"partial_rotary_factor": 0.5}, "unsupported", "0.5"),
+        ({"rope_scaling": "linear"}, "damaged", "rope_scaling is 'linear'"),
         ({"rope_scaling": {"type": "linear"}}, "damaged", "factor is None"),
         ({"rope_scaling": {"type": "linear", "factor": 0}}, "damaged", "factor is 0"),
         ({"rope_scaling": {"type": "linear", "factor": "4"}}, "damaged", "factor is '4'"),

@@ -19,6 +19,7 @@ from engine.models.architecture import expected_tensors
 from engine.models.checkpoint import Checkpoint, resolve_model
 from engine.models.digest import weights_digest
 from engine.models.errors import ModelLoadError
+from engine.models.shards import read_shard
 from tests.models.test_architecture import LLAMA, QWEN2
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -184,6 +185,16 @@ def _only(*names: str) -> Callable[[Path], None]:
     return change
 
 
+@pytest.mark.parametrize("entry", [{"shape": [-1]}, {"shape": [1.5]}, {"data_offsets": [8, 4]}, {"data_offsets": [4]}])
+def test_impossible_header_entries_are_named(tmp_path: Path, entry: dict[str, Any]) -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], **entry}}).encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"1234")
+    with pytest.raises(ModelLoadError, match="no safetensors file") as refused:
+        read_shard(path)
+    assert refused.value.kind == "damaged"
+
+
 def test_a_header_that_contradicts_itself_is_a_damaged_file(tmp_path: Path) -> None:
     """Two tensors on the same bytes: names, shapes and the file's size are right, and the weights are not."""
     folder = write(tmp_path / "model", LLAMA, random_weights(LLAMA))
@@ -317,6 +328,7 @@ def in_hub_layout(hub: Path, repository: str, folder: Path) -> None:
 
 LOOK_UP = """
 from engine.models.errors import ModelLoadError
+from engine.models.shards import read_shard
 from engine.models.hub import find_in_hub_cache
 for repository in ("org/name", "org/other"):
     try:
