@@ -127,7 +127,8 @@ class ChatWorkspace(QObject):
 
     def new_conversation(self) -> Conversation:
         """Shows an empty conversation: a new one, or the one that is still empty."""
-        empty = next((each for each in self.session.conversations if each.turns == [] and not each.damage), None)
+        unused = (c for c in self.session.conversations if c.turns == [] and not c.title and not c.damage)
+        empty = next(unused, None)
         self.open_conversation(empty or self.session.new_conversation())
         self.composer.setFocus()
         return self._current
@@ -206,8 +207,14 @@ class ChatWorkspace(QObject):
         except ChatError as error:
             self.notice.say(str(error), is_error=True, seconds=UNDO_SECONDS)
             return
-        undo = ("Undo", lambda: self.session.restore_turn(conversation, turn))
-        self.undo_notice.say("Deleted the message and its answer.", action=undo, seconds=UNDO_SECONDS)
+
+        def undo() -> None:
+            if self.session.conversations.get(conversation.id) is None:  # emptied, it was deleted too
+                self.session.restore(conversation)
+            self.session.restore_turn(conversation, turn)
+            self.open_conversation(conversation)
+
+        self.undo_notice.say("Deleted the message and its answer.", action=("Undo", undo), seconds=UNDO_SECONDS)
 
     # What changes on the screen --------------------------------------------------------------------------------------
 

@@ -359,6 +359,29 @@ def test_the_menu_of_a_chat_outlives_the_list_being_filled_anew(workspace, bridg
     menu.close()
 
 
+def test_an_emptied_chat_is_not_taken_for_a_new_one(workspace, bridge):
+    type_and_send(workspace, "about cats")
+    bridge.finish(1, "They purr.")
+    emptied = workspace.current
+    workspace._delete_turn(emptied.turns[0].user.id)
+    workspace.new_conversation()
+    assert workspace.current is not emptied and workspace.title.text() == UNTITLED
+
+
+def test_a_deleted_message_comes_back_with_its_chat(make_workspace, bridge):
+    workspace = make_workspace(bridge)
+    type_and_send(workspace, "about cats")
+    bridge.finish(1, "They purr.")
+    chat = workspace.current
+    workspace._delete_turn(chat.turns[0].user.id)
+    workspace._delete_conversation(chat.id)
+    workspace.undo_notice.button.click()
+    assert workspace.current is chat and [message.text for message in chat.messages] == ["about cats", "They purr."]
+    workspace.shutdown()
+    again = make_workspace(bridge)
+    assert [message.text for message in again.current.messages] == ["about cats", "They purr."]
+
+
 def test_renaming_is_kept(make_workspace, bridge):
     workspace = make_workspace(bridge)
     two_chats(workspace, bridge)
