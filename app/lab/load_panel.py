@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLabel, QProgressBar, QVBoxLayout, QWidget
 
 from app.lab.choice import Choice
 from app.lab.load_model import (
@@ -28,6 +28,7 @@ from app.lab.load_run import LoadRun
 from app.lab.ranges_form import RangesForm
 from app.lab.request_table import RequestTable
 from app.lab.result_view import PercentileGrid, ResultGrid
+from app.lab.scroll_column import ScrollColumn
 from app.theme import SPACING, Theme
 from app.widgets import Card, button, label
 from engine.config import ConfigError, EngineConfig
@@ -118,13 +119,8 @@ class LoadPanel(Card):
         for widget in (self.faults, self.percentiles, self.result, self.copy_button, self.table):
             column.addWidget(widget)
         column.addStretch(1)
-        scroll = QScrollArea()
-        scroll.setWidgetResizable(True)
-        scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        scroll.setWidget(content)
-        content.setAutoFillBackground(False)
-        scroll.viewport().setAutoFillBackground(False)
-        self.body.addWidget(scroll)
+        self.column = ScrollColumn(content)
+        self.body.addWidget(self.column)
         for widget in (self.faults, self.result, self.copy_button, self.table):
             widget.hide()
 

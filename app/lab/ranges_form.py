@@ -18,6 +18,9 @@ ARRIVALS: tuple[tuple[str, ArrivalKind], ...] = (
     ("open loop: at a rate", "open loop"),
 )
 
+LEAST_PX = 72
+"""Of a field: enough for what is usual, where its largest value would force the panel wide."""
+
 Box = TypeVar("Box", bound=QAbstractSpinBox)
 
 
@@ -109,6 +112,7 @@ class RangesForm(QWidget):
 def _plain(box: Box, name: str) -> Box:
     """As wide as there is room. The style sheet hides the buttons: keys, the wheel and typing change it."""
     box.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+    box.setMinimumWidth(LEAST_PX)
     box.lineEdit().setTextMargins(SPACING, 0, SPACING, 0)  # without buttons Qt forgets the style sheet's padding
     box.setAccessibleName(name)
     return box

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QLabel, QWidget
 
 from app.lab.load_model import LIVE_COLUMNS, LIVE_ROWS, milliseconds
@@ -18,7 +19,7 @@ TOOLTIPS = {
     "e2el": "End-to-end latency: to the last token",
 }
 RESULT_COLUMNS = 2
-"""Name-and-figure pairs side by side."""
+"""Name-and-figure pairs side by side, where there is room for them."""
 
 
 def _figure(text: str = "") -> QLabel:
@@ -34,7 +35,7 @@ class PercentileGrid(QWidget):
         super().__init__(parent)
         grid = QGridLayout(self)
         grid.setContentsMargins(0, 0, 0, 0)
-        grid.setHorizontalSpacing(SPACING + 4)
+        grid.setHorizontalSpacing(SPACING)
         grid.setVerticalSpacing(SPACING // 2)
         self.cells: dict[str, QLabel] = {}
         for column, name in enumerate(LIVE_COLUMNS, start=1):
@@ -60,36 +61,63 @@ class PercentileGrid(QWidget):
 
 
 class ResultGrid(QWidget):
-    """Names and figures in pairs of columns."""
+    """Names and figures in pairs of columns; one pair below the other where two have no room beside each other."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(0, 0, 0, 0)
-        self._grid.setHorizontalSpacing(SPACING + 4)
+        self._grid.setHorizontalSpacing(SPACING)
         self._grid.setVerticalSpacing(SPACING // 2)
+        self._names: dict[str, QLabel] = {}
         self.figures: dict[str, QLabel] = {}
+        self.columns = 0
 
     def show_rows(self, rows: list[tuple[str, str]]) -> None:
         if list(self.figures) != [name for name, _ in rows]:
-            self._lay_out([name for name, _ in rows])
+            self._make_labels([name for name, _ in rows])
         for name, text in rows:
             self.figures[name].setText(text)
+        self._lay_out()
 
-    def _lay_out(self, names: list[str]) -> None:
-        while (item := self._grid.takeAt(0)) is not None:
-            widget = item.widget()
-            if widget is not None:
-                widget.deleteLater()
-        self.figures.clear()
-        lines = -(-len(names) // RESULT_COLUMNS)
-        for index, name in enumerate(names):
-            column, row = divmod(index, lines)
-            figure = _figure()
+    def minimumSizeHint(self) -> QSize:
+        """That of a single pair of columns: two must not force the panel wide."""
+        return QSize(self._pair_width(), super().minimumSizeHint().height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._lay_out()
+
+    def _pair_width(self) -> int:
+        widest = [max((each.sizeHint().width() for each in side.values()), default=0) for side in self._sides()]
+        return sum(widest) + SPACING
+
+    def _sides(self) -> tuple[dict[str, QLabel], dict[str, QLabel]]:
+        return self._names, self.figures
+
+    def _make_labels(self, names: list[str]) -> None:
+        for side in self._sides():
+            for each in side.values():
+                self._grid.removeWidget(each)
+                each.deleteLater()
+        self._names = {name: label(name, "muted", self) for name in names}
+        self.figures = {name: _figure() for name in names}
+        for name, figure in self.figures.items():
             figure.setAccessibleName(name)
-            self.figures[name] = figure
+        self.columns = 0
+
+    def _lay_out(self) -> None:
+        gap = 3 * SPACING
+        columns = max(1, min(RESULT_COLUMNS, (self.width() + gap) // (self._pair_width() + gap)))
+        if columns == self.columns:
+            return
+        self.columns = columns
+        lines = -(-len(self.figures) // columns)
+        for index, (name, figure) in enumerate(self.figures.items()):
+            column, row = divmod(index, lines)
             # Three columns a pair: name, figure, and room before the next name.
-            self._grid.addWidget(label(name, "muted"), row, column * 3)
+            self._grid.addWidget(self._names[name], row, column * 3)
             self._grid.addWidget(figure, row, column * 3 + 1)
-            self._grid.setColumnStretch(column * 3 + 1, 1)
-            self._grid.setColumnMinimumWidth(column * 3 + 2, SPACING if column + 1 < RESULT_COLUMNS else 0)
+        for column in range(RESULT_COLUMNS):
+            self._grid.setColumnStretch(column * 3 + 1, int(column < columns))
+            self._grid.setColumnMinimumWidth(column * 3 + 2, SPACING if column + 1 < columns else 0)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QLabel
 
 from app.lab.load_panel import LoadPanel
 from engine.config import ConfigError
@@ -269,3 +269,45 @@ def test_a_later_restart_does_not_change_the_result(make_rig) -> None:
     rig.client.ready()
     rig.wait_for(lambda: rig.bridge.state == "ready")
     assert json.loads(panel.result_json()) == result
+
+
+@pytest.mark.parametrize("width", [900, 1100, 1440])
+def test_nothing_is_cut_off_at_the_side(make_rig, width: int) -> None:
+    rig = make_rig(width, 700)
+    rig.window.arrange("lab")
+    rig.load()
+    panel = rig.window.load_panel
+    panel.clock = lambda: rig.client.runner.now
+    panel.select_ranges()
+    panel.start()
+    run_to_the_end(rig, panel)
+    rig.settle()
+    assert rig.window.width() == width
+    room = panel.column.viewport().width()
+    for widget in (panel.source, panel.form.seed, panel.form.prompt_high, panel.progress, *labels(panel)):
+        corner = widget.mapTo(panel.column.viewport(), widget.rect().topRight())
+        assert corner.x() < room, widget.accessibleName()
+    for each in labels(panel):
+        assert each.width() >= each.minimumSizeHint().width(), each.text()
+
+
+def labels(panel: LoadPanel) -> list[QLabel]:
+    return [*panel.percentiles.findChildren(QLabel), *panel.result.findChildren(QLabel)]
+
+
+def test_the_result_is_in_two_columns_where_there_is_room(make_rig) -> None:
+    rig = make_rig(1440, 900)
+    rig.window.arrange("lab")
+    rig.load()
+    panel = rig.window.load_panel
+    panel.clock = lambda: rig.client.runner.now
+    panel.select_scenario("bus-and-metro")
+    panel.start()
+    run_to_the_end(rig, panel)
+    rig.settle()
+    assert panel.result.columns == 2
+    rig.window.resize(1100, 900)
+    rig.wait_for(lambda: panel.result.columns == 1)
+    rig.wait_for(lambda: len({f.geometry().right() for f in panel.result.figures.values()}) == 1)
+    rig.window.resize(1440, 900)
+    rig.wait_for(lambda: panel.result.columns == 2)
