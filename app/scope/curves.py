@@ -21,6 +21,7 @@ SHORTEST_SECONDS = 5.0
 """What the time axis shows at least; it grows with the run up to a minute."""
 BIN = 1.0
 """Seconds of gaps that one point of the ITL curves sums up."""
+NO_SAMPLE = Percentiles(None, None, 0)
 _DECADES = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 
 
@@ -176,7 +177,7 @@ class LatencyPanel(ScopePanel):
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
         self.plot = LatencyPlot(theme, selection)
         super().__init__("Latency", source, theme, selection, self.plot, parent)
-        self._legend = Legend(theme, _latency_entries(Percentiles(None, None, 0), Percentiles(None, None, 0)))
+        self._legend = Legend(theme, _latency_entries(NO_SAMPLE, NO_SAMPLE))
         self._legend.setToolTip("Of the last minute. TTFT: arrival to first token. ITL: time between two tokens.")
         self.add_trailing(self._legend)
 
@@ -190,6 +191,10 @@ class LatencyPanel(ScopePanel):
         fresh = [FirstToken(t - end, ttft, i) for t, ttft, i in latency.first_tokens if t >= end - WINDOW_SECONDS]
         self.plot.show_latency(gap_curves(times, gaps, end), fresh)
         self._legend.set_entries(_latency_entries(latency.ttft(), latency.itl()))
+
+    def clear(self) -> None:
+        super().clear()
+        self._legend.set_entries(_latency_entries(NO_SAMPLE, NO_SAMPLE))
 
 
 def _latency_entries(ttft: Percentiles, itl: Percentiles) -> list[LegendEntry]:

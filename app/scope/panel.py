@@ -108,6 +108,11 @@ class ScopePanel(Card):
     def has_content(self) -> bool:
         raise NotImplementedError
 
+    def clear(self) -> None:
+        """Takes the figures of what was shown out of the title line: there is nothing to show any more."""
+        for figure in self._figures:
+            figure.say("")
+
     def run_moved(self) -> None:
         """The source has changed: refresh now, or when it is due, or when it is seen."""
         self._stale = True
@@ -135,8 +140,7 @@ class ScopePanel(Card):
         if filled:
             self.refresh()
         else:
-            for figure in self._figures:
-                figure.say("")
+            self.clear()
         self.refreshed.emit()
 
     def _selection_changed(self, _request_id: int | None) -> None:

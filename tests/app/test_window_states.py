@@ -44,6 +44,21 @@ def test_after_a_death_figures_are_of_the_past(rig: Rig) -> None:
     assert rig.window.top_bar.model_button.text() == "No model ▾"
 
 
+def test_a_fresh_engine_has_no_latency_of_the_one_before(rig: Rig) -> None:
+    rig.window.arrange("monitor")
+    rig.load()
+    rig.add(20, 50)
+    rig.step(30)
+    latency = rig.window.panels["latency"]
+    rig.wait_for(lambda: not any("–" in entry.text for entry in latency._legend._entries))
+    rig.client.kill()
+    rig.wait_for(lambda: rig.bridge.state == "dead")
+    rig.bridge.restart()
+    rig.client.ready()
+    rig.wait_for(lambda: latency.pages.is_empty)
+    assert [entry.text for entry in latency._legend._entries] == ["TTFT p50 – · p99 –", "ITL p50 –", "p99 –"]
+
+
 def test_a_death_while_loading_leaves_nothing_loading(rig: Rig) -> None:
     rig.bridge.start(EngineConfig())
     rig.client.loading("Reading the model", 3, 10)
