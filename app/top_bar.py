@@ -97,7 +97,7 @@ class TopBar(QWidget):
         known = self.alive
         self.running.set_text(f"{state.num_running:,}" if known else "–")
         self.waiting.set_text(f"{state.num_waiting:,}" if known else "–")
-        self.kv.set_text(f"{100 * state.kv_usage:.0f} %" if known else "–")
+        self.kv.set_text(_share(state.kv_usage) if known else "–")
         self.preempted.set_text(f"{state.totals.preemptions:,}" if known else "–")
 
     def _refresh_rates(self) -> None:
@@ -105,6 +105,11 @@ class TopBar(QWidget):
         known, history = self.alive, self._source.history
         self.output.set_text(f"{history.throughput.output_rate():,.0f} tok/s" if known else "–")
         self.ttft.set_text(seconds_label(history.latency.ttft().p50) if known else "–")
+
+
+def _share(usage: float) -> str:
+    """A share of the pool in percent; what is in use at all is never called 0."""
+    return "<1 %" if 0 < usage < 0.01 else f"{100 * usage:.0f} %"
 
 
 def _menu_button(text: str, menu: QMenu, accessible: str) -> QToolButton:
