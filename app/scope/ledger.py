@@ -96,7 +96,7 @@ def cell_text(entry: LedgerEntry, column: int) -> str:
 class LedgerPanel(ScopePanel):
     empty_text = (
         "No preemption and no rejection so far. When KV memory runs out, who gives way, for whom and at what cost is "
-        "written here; the scenario kv-crunch makes it happen."
+        "written here; the scenario kv-crunch in the Load panel (View ▸ Load, or Ctrl+3) makes it happen."
     )
     refresh_seconds = 0.2
 

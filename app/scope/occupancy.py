@@ -11,7 +11,7 @@ from PySide6.QtCore import QEvent, QRect, Qt
 from PySide6.QtGui import QBrush, QPainter, QPen, QResizeEvent
 from PySide6.QtWidgets import QToolTip, QWidget
 
-from app.scope.panel import ScopePanel, ScopeSource
+from app.scope.panel import START_SOMETHING, ScopePanel, ScopeSource
 from app.scope.plot import Plot, Tick, linear_ticks, nice_step, seconds_label
 from app.scope.steps import StepHistory, StepRow
 from app.selection import Selection
@@ -143,7 +143,7 @@ def step_sentence(row: StepRow) -> str:
 
 
 class OccupancyPanel(ScopePanel):
-    empty_text = "No step yet. Send a message or start a scenario in the load panel: each step becomes a bar here."
+    empty_text = f"No step yet. {START_SOMETHING}: each step becomes a bar here."
 
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
         self.plot = OccupancyPlot(source.history.steps, theme)

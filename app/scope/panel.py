@@ -19,6 +19,8 @@ from engine.config import SchedulerConfig
 from engine.events import Keyframe, StepRecord
 from engine.run_state import RunState
 
+START_SOMETHING = "Send a message, or start a scenario in the Load panel (View ▸ Load, or Ctrl+3)"
+"""What makes an empty panel fill, and where that is."""
 PAUSE_SECONDS = 0.3
 """Without a step for so long, what is stale is drawn without one."""
 

@@ -7,7 +7,7 @@ from typing import Any
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, Qt
 from PySide6.QtWidgets import QAbstractItemView, QLabel, QVBoxLayout, QWidget
 
-from app.scope.panel import ScopePanel, ScopeSource
+from app.scope.panel import START_SOMETHING, ScopePanel, ScopeSource
 from app.scope.reasons import MOST_LISTED, QueueRow, queue_rows
 from app.scope.tables import ROOT, ROW_HEIGHT, Index, Swatches, make_table
 from app.selection import Selection
@@ -116,7 +116,7 @@ def cell_text(row: QueueRow, column: int) -> str:
 class QueuePanel(ScopePanel):
     """The table, and under it the whole sentence of the selected request, or of the head of the queue."""
 
-    empty_text = "No requests. Send a message, or start a scenario in the load panel, and see here why each one waits."
+    empty_text = f"No requests. {START_SOMETHING}, and see here why each one waits."
     refresh_seconds = 0.2
 
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:

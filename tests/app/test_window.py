@@ -80,6 +80,32 @@ def test_an_empty_window_says_in_every_panel_what_to_do(rig: Rig) -> None:
         assert len(panel.pages.empty.text) > 30 and panel.pages.empty.text.endswith(".")
 
 
+def test_an_empty_panel_says_where_a_scenario_is_started(rig: Rig) -> None:
+    window = rig.window
+    window.arrange("chat")
+    for name in ("occupancy", "queue", "ledger"):
+        assert "Load panel (View ▸ Load, or Ctrl+3)" in window.panels[name].pages.empty.text, name
+    view = {action.text(): action for action in window.top_bar.view_button.menu().actions()}
+    assert view["Lab"].shortcut().toString() == "Ctrl+3"
+    view["Load"].trigger()
+    assert window.load_panel.isVisible()
+    window.arrange("chat")
+    assert not window.load_panel.isVisible()
+    view["Lab"].trigger()
+    assert window.load_panel.isVisible()
+
+
+@pytest.mark.parametrize(("blocks", "shown"), [(16, "6 %"), (100, "1 %"), (1_000, "<1 %")])
+def test_blocks_in_use_are_never_zero_percent(make_rig: MakeRig, blocks: int, shown: str) -> None:
+    rig = make_rig(num_blocks=blocks)
+    rig.load()
+    assert rig.window.top_bar.kv.text == "0 %"
+    rig.add(10, 5)
+    rig.step(1)
+    assert rig.state.referenced_blocks == 1
+    assert rig.window.top_bar.kv.text == shown
+
+
 def test_a_run_fills_every_panel(busy: Rig) -> None:
     busy.window.arrange("monitor")
     busy.step(1)
