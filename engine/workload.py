@@ -58,6 +58,7 @@ __all__ = [
     "ShapeError",
     "SharedPrefix",
     "Uniform",
+    "UnknownScenarioError",
     "UserShare",
     "Workload",
     "WorkloadError",
@@ -162,6 +163,10 @@ class WorkloadShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # Scenarios -----------------------------------------------------------------------------------------------------------
 
 
+class UnknownScenarioError(WorkloadError):
+    """Neither the name of a built-in scenario nor the path of a ``.toml`` file."""
+
+
 class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The engine's knobs by their names on the command line; None: not said here."""
 
@@ -257,10 +262,14 @@ def list_scenarios() -> list[str]:
 
 
 def load_scenario(name: str) -> Scenario:
-    """A built-in scenario by name, or one of the user's by the path of its ``.toml``. Raises :class:`WorkloadError`."""
+    """A built-in scenario by name, or one of the user's by the path of its ``.toml``.
+
+    Raises :class:`WorkloadError`: :class:`UnknownScenarioError` where ``name`` is neither.
+    """
     path = Path(name) if name.endswith(".toml") else SCENARIO_FOLDER / f"{name}.toml"
     if not name.endswith(".toml") and name not in list_scenarios():
-        raise WorkloadError(f"no scenario is called {name!r}; there are {', '.join(list_scenarios())}")
+        names = ", ".join(list_scenarios())
+        raise UnknownScenarioError(f"no scenario is called {name!r}; give one of {names}, or the path of a .toml file")
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
         parsed = msgspec.convert(raw, _ScenarioFile)

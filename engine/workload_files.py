@@ -110,6 +110,26 @@ class _Row(msgspec.Struct, forbid_unknown_fields=True):
     ignore_eos: bool = True
 
 
+def _text_fault(line: bytes, error: Exception) -> str:
+    """What is wrong with a line that is no row, in the format's own words where they say more than ``error``."""
+    if b"\0" in line:
+        return "this is not a text file"
+    try:
+        raw = msgspec.json.decode(line.decode())
+    except UnicodeDecodeError:
+        return "this is not a text file in UTF-8"
+    except msgspec.DecodeError as malformed:
+        return str(malformed)
+    if isinstance(raw, dict):
+        fields = _Row.__struct_fields__
+        unknown = [name for name in raw if name not in fields]
+        if unknown:
+            return f"there is no field {unknown[0]!r}; allowed are {', '.join(fields)}"
+        if "output_tokens" not in raw:
+            return "output_tokens is required: the number of tokens after which the answer ends, at least 1"
+    return str(error)
+
+
 def _row_fault(row: _Row) -> str:
     """What is wrong with a line that has the right types; empty if nothing is."""
     given = [name for name in ("prompt", "prompt_token_ids", "prompt_tokens") if getattr(row, name) is not None]
@@ -158,7 +178,7 @@ def _parse_line(decoder: msgspec.json.Decoder[_Row], line: bytes, where: str, se
     try:
         row = decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise WorkloadError(f"{where}: {error}") from error
+        raise WorkloadError(f"{where}: {_text_fault(line, error)}") from error
     fault = _row_fault(row)
     if fault:
         raise WorkloadError(f"{where}: {fault}")

@@ -18,6 +18,7 @@ from engine.workload import (
     ShapeError,
     SharedPrefix,
     Uniform,
+    UnknownScenarioError,
     WorkloadError,
     WorkloadShape,
     arrival_times,
@@ -59,7 +60,8 @@ def test_a_file_is_read_with_every_field(tmp_path: Path) -> None:
     [
         ('{"prompt_tokens": 5', "malformed|truncated"),
         ("[1, 2]", "object"),
-        ('{"prompt_tokens": 5}', "output_tokens"),
+        ('{"prompt_tokens": 5}', "output_tokens is required: the number of tokens after which the answer ends"),
+        ('{"prompt": "Hello", "max_tokens": 0}', "output_tokens is required"),
         ('{"output_tokens": 5}', "exactly one of prompt, prompt_token_ids and prompt_tokens; it has none"),
         ('{"prompt": "a", "prompt_tokens": 2, "output_tokens": 5}', "it has prompt and prompt_tokens"),
         ('{"prompt": "", "output_tokens": 5}', "prompt is empty"),
@@ -71,7 +73,10 @@ def test_a_file_is_read_with_every_field(tmp_path: Path) -> None:
         ('{"prompt_tokens": "5", "output_tokens": 1}', "prompt_tokens"),
         ('{"prompt_tokens": 5, "output_tokens": 8, "max_tokens": 4}', "max_tokens is 4, below output_tokens 8"),
         ('{"prompt_tokens": 5, "output_tokens": 8, "arrival_s": -0.5}', "arrival_s is -0.5"),
-        ('{"prompt_tokens": 5, "output_tokens": 8, "priorty": 1}', "priorty"),
+        (
+            '{"prompt_tokens": 5, "output_tokens": 8, "priorty": 1}',
+            "there is no field 'priorty'; allowed are .*prompt_tokens.*priority",
+        ),
         ('{"prompt_tokens": 5, "output_tokens": 8, "arrival_s": NaN}', "malformed|invalid"),
     ],
 )
@@ -85,8 +90,13 @@ def test_a_bad_line_is_named_with_file_line_and_fault(tmp_path: Path, line: str,
 def test_bytes_that_are_no_text_are_named_by_line(tmp_path: Path) -> None:
     path = tmp_path / "load.jsonl"
     path.write_bytes(GOOD.encode() + b'\n{"prompt": "\xff\xfe", "output_tokens": 1}\n')
-    with pytest.raises(WorkloadError, match="line 2"):
+    with pytest.raises(WorkloadError, match="line 2: this is not a text file"):
         load_workload(path)
+    for start in (b"\x7fELF\x02\x01\x01\x00\x00\x01\n", b"\x89PNG\r\n\x1a\n", GOOD.encode("utf-16")):
+        path.write_bytes(start)
+        with pytest.raises(WorkloadError) as caught:
+            load_workload(path)
+        assert f"{path}, line 1: this is not a text file" in str(caught.value)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -278,7 +288,9 @@ def test_the_promised_scenarios_are_there() -> None:
 
 
 def test_an_unknown_scenario_names_the_known_ones() -> None:
-    with pytest.raises(WorkloadError, match=r"'rushhour'; there are .*rush-hour"):
+    with pytest.raises(
+        UnknownScenarioError, match=r"'rushhour'; give one of .*rush-hour, or the path of a \.toml file"
+    ):
         load_scenario("rushhour")
 
 
