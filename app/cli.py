@@ -66,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
         "demo", help="the window drives itself through a scenario, then quits", description=_demo_description()
     )
     demo.add_argument("--offscreen", action="store_true", help="render the same window without a display")
-    demo.add_argument("--scenario", default=None, metavar="NAME", help="a built-in scenario")
+    demo.add_argument("--scenario", default=None, metavar="NAME", help="a built-in scenario, or a .toml of yours")
     demo.add_argument("--seconds", type=_seconds, default=20.0, metavar="S", help="how long, 1 to 3600 (default 20)")
     demo.add_argument("--screenshot", type=Path, default=None, metavar="PNG", help="where to save a picture")
     demo.add_argument("--json", default=None, metavar="FILE", help="where to write the result; '-' is standard output")
@@ -114,11 +114,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_module(module: str, arguments: Sequence[str]) -> int:
     """Become another of our modules: same terminal, same signals, its exit code."""
+    if sys.stdout is None:
+        _say("standard output is closed: redirect it to a file, or to /dev/null")
+        return FAILED
     command, environment = module_command(module, *arguments), module_environment()
     if sys.platform == "win32":
         return subprocess.call(command, env=environment)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
     os.execve(command[0], command, environment)
 
 

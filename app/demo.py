@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.demo_plan import DemoPlan, LoadingReport
+from engine.output_files import OutputFailure, printing, target_fault, write_target
 from engine.workload import EngineOptions, WorkloadError, load_scenario
 
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
@@ -34,8 +35,8 @@ class UsageError(ValueError):
 def run_demo(options: argparse.Namespace) -> int:
     """Run the demo of parsed command-line options; returns the exit code. Raises ConfigError on a bad knob."""
     try:
-        _check_places(options)
         plan = _plan(options)
+        _check_places(plan.screenshot, options.json)
     except (WorkloadError, UsageError) as error:
         print(f"batchscope demo: {error}", file=sys.stderr)
         return WRONG_USAGE
@@ -47,18 +48,19 @@ def run_demo(options: argparse.Namespace) -> int:
     try:
         if outcome.result:
             _report(outcome.result, options.json)
-    except OSError as error:
-        outcome.error = outcome.error or f"the result cannot be written: {error}"
+    except OutputFailure as failure:
+        outcome.error = outcome.error or str(failure)
     if outcome.error:
         print(f"batchscope demo: {outcome.error}", file=sys.stderr)
     return FAILED if outcome.error else DONE
 
 
-def _check_places(options: argparse.Namespace) -> None:
+def _check_places(screenshot: Path | None, json_target: str | None) -> None:
     """Before anything is loaded: a result that has nowhere to go would come too late to be told."""
-    for option, target in (("--screenshot", options.screenshot), ("--json", options.json)):
-        if target not in (None, "-") and not Path(target).absolute().parent.is_dir():
-            raise UsageError(f"{option} {target}: there is no folder {Path(target).absolute().parent}")
+    if fault := target_fault("--screenshot", screenshot) or target_fault("--json", json_target):
+        raise UsageError(fault)
+    if screenshot is not None and screenshot.suffix.lower() != ".png":
+        raise UsageError(f"--screenshot {screenshot}: the picture is a PNG; give a path that ends in .png")
 
 
 def _plan(options: argparse.Namespace) -> DemoPlan:
@@ -74,12 +76,18 @@ def _plan(options: argparse.Namespace) -> DemoPlan:
 
 def _report(result: dict[str, Any], json_target: str | None) -> None:
     text = json.dumps(result, allow_nan=False, indent=2) + "\n"
-    if json_target == "-":
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        return
-    if json_target is not None:
-        Path(json_target).write_text(text, encoding="utf-8")
+    try:
+        with printing(sys.stdout):
+            if json_target == "-":
+                sys.stdout.write(text)
+            else:
+                _print_table(result)
+    finally:
+        if json_target not in (None, "-"):
+            write_target("--json", json_target, text)
+
+
+def _print_table(result: dict[str, Any]) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim")
     table.add_column(justify="right", overflow="fold")

@@ -217,7 +217,7 @@ class DemoDriver(QObject):
         if path is None:
             return None
         if not self._window.grab().save(str(path), "PNG"):
-            self.outcome.error = self.outcome.error or f"the picture cannot be saved to {path}"
+            self.outcome.error = self.outcome.error or f"--screenshot {path}: the picture cannot be saved there"
             return None
         return str(path.resolve())
 

@@ -15,7 +15,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
@@ -26,11 +25,13 @@ from engine.bench_run import WorkloadRun, prepare, warm_up_requests
 from engine.config import DEVICES, DISCIPLINES, DTYPES, ORDERS, PREEMPTIONS, ConfigError, EngineConfig
 from engine.failures import describe, step_failure
 from engine.metrics import StepCounters, parse_goodput, summarise
+from engine.output_files import OutputFailure, printing, target_fault, write_target
 from engine.workload import (
     Arrivals,
     EngineOptions,
     Scenario,
     ShapeError,
+    UnknownScenarioError,
     Workload,
     WorkloadError,
     list_scenarios,
@@ -40,6 +41,10 @@ from engine.workload import (
 
 if TYPE_CHECKING:
     from engine.loader import LoadedEngine
+
+
+MAX_WARM_UP = 10_000
+"""Requests: far more than warms anything up."""
 
 
 class BenchFailure(Exception):
@@ -180,7 +185,15 @@ def run_bench(
     clock, sleep = time.perf_counter, time.sleep
     if before:
         try:
-            WorkloadRun(core, before, clock, sleep, workload.arrivals.max_concurrency, stop_wanted=stop_wanted).run()
+            WorkloadRun(
+                core,
+                before,
+                clock,
+                sleep,
+                workload.arrivals.max_concurrency,
+                stop_wanted=stop_wanted,
+                on_progress=progress.warming_up if progress else lambda run: None,
+            ).run()
         except Exception as error:  # as in the run itself, but nothing of it counts yet
             raise BenchFailure(f"the warm-up failed: {step_failure(error)}") from error
     counters = StepCounters(core.keyframe().totals, num_blocks=info.num_blocks, max_num_seqs=info.max_num_seqs)
@@ -256,7 +269,7 @@ def peak_memory_mb() -> float:
 @contextlib.contextmanager
 def own_stdout(wanted: bool) -> Iterator[TextIO]:
     """The real standard output, while everybody else's prints go to the error output (where ``wanted``)."""
-    if not wanted:
+    if not wanted or sys.stdout is None:
         yield sys.stdout
         return
     sys.stdout.flush()
@@ -275,12 +288,10 @@ def _usage(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     if not args.workload and not args.scenario:
         names = ", ".join(list_scenarios())
         parser.error(f"nothing to run: give --workload FILE (one request a line) or --scenario NAME ({names})")
-    if args.scenario and not args.scenario.endswith(".toml") and args.scenario not in list_scenarios():
-        parser.error(f"no scenario is called {args.scenario!r}; there are {', '.join(list_scenarios())}")
-    if args.json not in (None, "-") and not Path(args.json).absolute().parent.is_dir():
-        parser.error(f"--json {args.json}: there is no folder {Path(args.json).absolute().parent}")
-    if args.warmup < 0:
-        parser.error(f"--warmup is {args.warmup}; it must be at least 0")
+    if fault := target_fault("--json", args.json):
+        parser.error(fault)
+    if not 0 <= args.warmup <= MAX_WARM_UP:
+        parser.error(f"--warmup is {args.warmup}; it must be 0 to {MAX_WARM_UP:,}")
     if args.seed is not None and args.seed < 0:
         parser.error(f"--seed is {args.seed}; it must be at least 0")
 
@@ -295,6 +306,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = engine_options(args)
         config = options.over(scenario.engine if scenario else EngineOptions()).config()
         workload = chosen_workload(args, scenario)
+    except UnknownScenarioError as error:
+        parser.error(str(error))
     except WorkloadError as error:
         print(f"batchscope bench: {error}", file=sys.stderr)
         return 1
@@ -312,7 +325,7 @@ def _run_and_report(
     out: TextIO,
 ) -> int:
     try:
-        with Progress(len(workload.requests)) as progress:
+        with Progress() as progress:
             loaded = load(config, progress)
             with StopSignal() as stop:
                 result = run_bench(
@@ -325,27 +338,33 @@ def _run_and_report(
                     progress=progress,
                     stop_wanted=lambda: stop.wanted,
                 )
-        _write(args.json, result, out)
     except (BenchFailure, OSError) as error:
         print(f"batchscope bench: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("batchscope bench: interrupted before there was a result", file=sys.stderr)
         return 1
-    if args.json != "-":
-        print_table(result, out)
-    return _verdict(result)
+    code = _verdict(result)
+    try:
+        _deliver(args.json, result, out)
+    except OutputFailure as failure:
+        print(f"batchscope bench: {failure}", file=sys.stderr)
+        code = 1
+    return code
 
 
-def _write(target: str | None, result: dict[str, Any], out: TextIO) -> None:
-    if target is None:
-        return
+def _deliver(target: str | None, result: dict[str, Any], out: TextIO) -> None:
+    """Print and write the result; what cannot be printed is written all the same. Raises :class:`OutputFailure`."""
     text = json.dumps(msgspec.to_builtins(result), allow_nan=False, indent=2) + "\n"
-    if target == "-":
-        out.write(text)
-        out.flush()
-    else:
-        Path(target).write_text(text, encoding="utf-8")
+    try:
+        with printing(out):
+            if target == "-":
+                out.write(text)
+            else:
+                print_table(result, out)
+    finally:
+        if target is not None and target != "-":
+            write_target("--json", target, text)
 
 
 def _verdict(result: dict[str, Any]) -> int:

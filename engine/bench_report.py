@@ -19,10 +19,9 @@ NOT_AVAILABLE = "n/a"
 class Progress:
     """A bar on the error output where that is a terminal; nothing in a pipe."""
 
-    def __init__(self, total: int) -> None:
-        self._total = total
+    def __init__(self) -> None:
         self._bar: RichProgress | None = None
-        self._running = False
+        self._stage = ""
         if sys.stderr.isatty():
             columns = (
                 TextColumn("{task.description}"),
@@ -47,17 +46,24 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, description=stage, completed=done, total=total or None)
 
+    def warming_up(self, run: WorkloadRun) -> None:
+        self._show("Warm-up", run)
+
     def running(self, run: WorkloadRun) -> None:
+        self._show("Requests", run)
+
+    def _show(self, stage: str, run: WorkloadRun) -> None:
         if self._bar is None:
             return
-        if not self._running:
-            self._running = True
-            self._bar.reset(self._task)  # the time of the run, not of the loading before it
+        if self._stage != stage:
+            self._stage = stage
+            self._bar.reset(self._task)  # the time of this stage, not of the one before it
         recorder = run.recorder
         elapsed = run.clock() - recorder.start
         rate = recorder.output_tokens / elapsed if elapsed > 0 else 0.0
         note = f"{len(recorder.open)} in flight · {rate:.0f} tok/s"
-        self._bar.update(self._task, description="Requests", completed=recorder.ended, total=self._total, note=note)
+        total = len(run.prepared)
+        self._bar.update(self._task, description=stage, completed=recorder.ended, total=total, note=note)
 
 
 def figure(value: Any, digits: int = 1) -> str:
@@ -104,6 +110,9 @@ def print_table(result: dict[str, Any], stream: TextIO) -> None:
     console.print(counts)
     console.print()
     console.print(_latency_table(result))
+    if result["failed"] or result["unfinished"]:
+        completed = f"{figure(result['completed'])} of {figure(result['num_prompts'])} requests"
+        console.print(f"\nTokens and latencies are those of the {completed} that completed.", soft_wrap=True)
 
 
 def _percent(value: float | None) -> str:

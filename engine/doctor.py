@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from engine import environment
+from engine.output_files import OutputFailure, printing, target_fault, write_target
 
 T = TypeVar("T")
 
@@ -271,20 +272,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="batchscope doctor", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON; '-' is standard output")
     options = parser.parse_args(argv)
+    if fault := target_fault("--json", options.json):
+        parser.error(fault)
     findings = examine()
-    if options.json is None:
-        show(findings)
-    else:
-        text = json.dumps(findings.report, indent=2) + "\n"
-        if options.json == "-":
-            sys.stdout.write(text)
-        else:
-            try:
-                Path(options.json).write_text(text, encoding="utf-8")
-            except OSError as error:
-                print(f"batchscope doctor: {options.json} cannot be written: {error.strerror}", file=sys.stderr)
-                return 1
+    try:
+        _answer(findings, options.json)
+    except OutputFailure as failure:
+        print(f"batchscope doctor: {failure}", file=sys.stderr)
+        return 1
     return 0 if findings.can_run else 1
+
+
+def _answer(findings: Findings, target: str | None) -> None:
+    text = json.dumps(findings.report, indent=2) + "\n"
+    if target not in (None, "-"):
+        write_target("--json", target, text)
+        return
+    with printing(sys.stdout):
+        if target is None:
+            show(findings)
+        else:
+            sys.stdout.write(text)
 
 
 if __name__ == "__main__":

@@ -73,21 +73,30 @@ def _show(findings: list[Finding]) -> None:
     console.print(table)
 
 
-def _written(path: str, text: str) -> bool:
+def _unwritable(path: Path, error: OSError) -> str:
+    return f"--json {path} cannot be written: {error.strerror or error}"
+
+
+def _target_fault(path: Path) -> str:
+    """Why the findings cannot go there, found out before the work by appending nothing."""
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        new = not path.exists()
+        if new or path.is_file() or path.is_dir():  # opening a pipe would be felt at its other end
+            path.open("ab").close()
+        if new:
+            path.resolve().unlink()
     except OSError as error:
-        print(f"batchscope kernels: {path} cannot be written: {error.strerror or error}", file=sys.stderr)
-        return False
-    return True
+        return _unwritable(path, error)
+    return ""
 
 
 def main(argv: list[str] | None = None) -> int:
     """0: all compile, fit, do not spill and agree with their references; 1: not; 2: wrong usage."""
     parser = _parser()
     arguments = parser.parse_args(argv)
-    if arguments.json not in (None, "-") and not Path(arguments.json).absolute().parent.is_dir():
-        parser.error(f"--json {arguments.json}: there is no folder {Path(arguments.json).absolute().parent}")
+    target = None if arguments.json in (None, "-") else Path(arguments.json)
+    if target is not None and (fault := _target_fault(target)):
+        parser.error(fault)
     if importlib.util.find_spec("triton") is None:
         print(
             "Triton is not installed here: it exists for Linux only, elsewhere models run on the CPU.", file=sys.stderr
@@ -100,7 +109,11 @@ def main(argv: list[str] | None = None) -> int:
         print(document)
     else:
         _show(findings)
-        if arguments.json and not _written(arguments.json, document + "\n"):
+    if target is not None:
+        try:
+            target.write_text(document + "\n", encoding="utf-8")
+        except OSError as error:
+            print(f"batchscope kernels: {_unwritable(target, error)}", file=sys.stderr)
             return 1
     failed = [finding for finding in findings if finding.problem]
     for finding in failed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 import app.cli as cli
 from engine import doctor, environment
 from engine.environment import DisplayState, module_command, module_environment
+from engine.output_files import target_fault
 
 linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="X11")
 
@@ -277,11 +279,53 @@ def test_the_doctor_writes_json_and_nothing_else(tmp_path: Path) -> None:
     assert all(set(miss) == {"what", "fix"} for miss in report["missing"])
 
 
-def test_the_doctor_says_so_where_its_file_cannot_be_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_doctor_says_so_first_where_its_file_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert doctor.main(["--json", str(tmp_path / "no" / "folder.json")]) == 1
-    assert "cannot be written: No such file or directory" in capsys.readouterr().err
+    monkeypatch.setattr(doctor, "examine", lambda: pytest.fail("the work had begun"))
+    for target, words in ((tmp_path / "no" / "folder.json", "there is no folder"), (tmp_path, "this is a folder")):
+        with pytest.raises(SystemExit) as caught:
+            doctor.main(["--json", str(target)])
+        assert caught.value.code == 2
+        assert f"--json {target}: {words}" in capsys.readouterr().err
+
+
+@linux_only
+@pytest.mark.parametrize(
+    ("redirection", "words"),
+    [
+        (">&-", "batchscope: standard output is closed: redirect it to a file, or to /dev/null\n"),
+        (">/dev/full", "batchscope doctor: standard output cannot be written: No space left on device\n"),
+        ("--json - >/dev/full", "batchscope doctor: standard output cannot be written: No space left on device\n"),
+    ],
+)
+def test_a_standard_output_that_takes_nothing_is_a_sentence_and_1(redirection: str, words: str, tmp_path: Path) -> None:
+    command = shlex.join(module_command("app.cli", "doctor")) + " " + redirection
+    done = subprocess.run(
+        ["sh", "-c", command], stderr=subprocess.PIPE, text=True, env=module_environment(), cwd=tmp_path, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (1, words)
+
+
+# The files of results ------------------------------------------------------------------------------------------------
+
+
+def test_a_place_for_a_result_is_tried_without_a_trace(tmp_path: Path) -> None:
+    there = tmp_path / "there.json"
+    there.write_text("kept")
+    (tmp_path / "link.json").symlink_to(tmp_path / "later.json")
+    for target in (None, "-", there, tmp_path / "new.json", tmp_path / "link.json"):
+        assert target_fault("--json", target) == ""
+    assert there.read_text() == "kept"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.json", "there.json"]
+
+
+@linux_only
+def test_a_place_where_no_file_can_be_made_is_refused_and_a_pipe_is_not(tmp_path: Path) -> None:
+    assert target_fault("--json", "/proc/x.json").startswith("--json /proc/x.json cannot be written: ")
+    assert target_fault("--json", tmp_path / ("n" * 300)).endswith("cannot be written: File name too long")
+    os.mkfifo(tmp_path / "pipe")
+    assert target_fault("--json", tmp_path / "pipe") == ""  # and nobody waits for its reader
 
 
 def _raise(*_: object, **__: object) -> Any:

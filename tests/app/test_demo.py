@@ -143,3 +143,12 @@ def test_wrong_usage_is_said_before_anything_is_loaded(tmp_path: Path) -> None:
     assert done.returncode == 2 and "rush-hour" in done.stderr
     done = demo_command(tmp_path / "home", "--offscreen", "--screenshot", str(tmp_path / "nowhere" / "shot.png"))
     assert done.returncode == 2 and f"there is no folder {tmp_path / 'nowhere'}" in done.stderr
+    for option, target, words in (
+        ("--screenshot", tmp_path / "shot.jpg", "give a path that ends in .png"),
+        ("--screenshot", tmp_path, "this is a folder"),
+        ("--json", tmp_path, "this is a folder"),
+    ):
+        done = demo_command(tmp_path / "home", "--offscreen", option, str(target))
+        assert done.returncode == 2 and done.stderr.startswith(f"batchscope demo: {option} {target}: ")
+        assert words in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "shot.jpg").exists()

@@ -84,7 +84,14 @@ def test_every_tile_of_the_table_is_compiled(shipped: list[dict[str, Any]]) -> N
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--targets", "sm_12"], ["--targets", ","], ["--what"], ["--json", "no/such/folder/kernels.json"]]
+    "arguments",
+    [
+        ["--targets", "sm_12"],
+        ["--targets", ","],
+        ["--what"],
+        ["--json", "no/such/folder/kernels.json"],
+        ["--json", "."],
+    ],
 )
 def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     result = _command(*arguments)
@@ -93,16 +100,20 @@ def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     if "sm_12" in arguments:
         assert "unknown target 'sm_12'" in result.stderr and "gfx942" in result.stderr
     if "--json" in arguments:
-        assert "there is no folder" in result.stderr
+        assert f"--json {arguments[1]} cannot be written: " in result.stderr
 
 
-def test_without_triton_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_triton_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     from kernels import __main__ as command
 
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
-    assert command.main(["--json", "-"]) == 1
-    printed = capsys.readouterr()
-    assert printed.out == "" and "Triton is not installed" in printed.err
+    for target in ("-", str(tmp_path / "findings.json")):
+        assert command.main(["--json", target]) == 1
+        printed = capsys.readouterr()
+        assert printed.out == "" and "Triton is not installed" in printed.err
+    assert list(tmp_path.iterdir()) == [], "looking whether a file can be written leaves none"
 
 
 @pytest.mark.parametrize(

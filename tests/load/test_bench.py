@@ -14,9 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine import bench
+from engine import bench, bench_report
 from engine.bench_run import WorkloadRun, prepare, warm_up_requests
 from engine.config import EngineConfig
+from engine.loader import LoadedEngine
 from engine.metrics import StepCounters
 from engine.workload import Workload, WorkloadRequest
 from tests.load.fake_engine import Clock, FakeCodec, FakeCore
@@ -211,7 +212,8 @@ def test_one_token_answers_give_nulls(run: Callable, tmp_path: Path, capsys) -> 
     ("arguments", "words"),
     [
         ([], "--workload FILE"),
-        (["--scenario", "kv-crunh"], "there are"),
+        (["--scenario", "kv-crunh"], "no scenario is called 'kv-crunh'; give one of bus-and-metro"),
+        (["--scenario", "/tmp"], "or the path of a .toml file"),
         (["--scenario", "kv-crunch", "--workload", "x"], "not allowed with"),
         (["--scenario", "kv-crunch", "--discipline", "lottery"], "lottery"),
         (["--scenario", "kv-crunch", "--kv-blocks", "0"], "kv_blocks is 0"),
@@ -222,7 +224,9 @@ def test_one_token_answers_give_nulls(run: Callable, tmp_path: Path, capsys) -> 
         (["--scenario", "kv-crunch", "--prefix-cache", "maybe"], "maybe"),
         (["--scenario", "kv-crunch", "--goodput", "speed:3"], "speed"),
         (["--scenario", "kv-crunch", "--json", "/nowhere/at/all.json"], "there is no folder /nowhere/at"),
-        (["--scenario", "kv-crunch", "--warmup", "-1"], "--warmup is -1"),
+        (["--scenario", "kv-crunch", "--warmup", "-1"], "--warmup is -1; it must be 0 to 10,000"),
+        (["--scenario", "kv-crunch", "--warmup", "9" * 20], f"--warmup is {'9' * 20}; it must be 0 to 10,000"),
+        (["--scenario", "kv-crunch", "--json", "/"], "--json /: this is a folder"),
         (["--scenario", "kv-crunch", "--seed", "-1"], "--seed is -1"),
     ],
 )
@@ -249,6 +253,54 @@ def test_a_model_that_is_not_there_is_1_with_a_sentence(tmp_path: Path, capsys) 
     assert bench.main(["--workload", path, "--model", str(tmp_path / "empty"), "--json", "-"]) == 1
     out = capsys.readouterr()
     assert str(tmp_path / "empty") in out.err and "Traceback" not in out.err and out.out == ""
+
+
+def test_a_result_that_cannot_be_written_is_shown_all_the_same(model: str, tmp_path: Path, capsys, monkeypatch) -> None:
+    path = workload(tmp_path, {"prompt_tokens": 3, "output_tokens": 1})
+    target = tmp_path / "folder" / "result.json"
+    target.parent.mkdir()
+    real = bench.load
+
+    def load(config: EngineConfig, progress: bench_report.Progress) -> LoadedEngine:
+        target.parent.rmdir()  # the place is lost while the run goes on
+        return real(config, progress)
+
+    monkeypatch.setattr(bench, "load", load)
+    arguments = ["--model", model, "--threads", "1", "--kv-blocks", "200", "--workload", path]
+    assert bench.main([*arguments, "--json", str(target)]) == 1
+    out = capsys.readouterr()
+    assert "output throughput" in out.out and "TTFT" in out.out
+    assert out.err == f"batchscope bench: --json {target} cannot be written: No such file or directory\n"
+
+
+@pytest.mark.parametrize(("unfinished", "said"), [(0, False), (3, True)])
+def test_the_table_of_a_part_says_whose_figures_it_shows(
+    run: Callable, tmp_path: Path, capsys, unfinished: int, said: bool
+) -> None:
+    _, result = run("--workload", workload(tmp_path, *[{"prompt_tokens": 3, "output_tokens": 2}] * 5))
+    capsys.readouterr()
+    part = result | {"completed": 5 - unfinished, "unfinished": unfinished}
+    bench_report.print_table(part, sys.stdout)
+    sentence = "Tokens and latencies are those of the 2 of 5 requests that completed."
+    assert (sentence in capsys.readouterr().out) is said
+
+
+def test_the_warm_up_has_a_bar_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, seen = Clock(), []
+    progress = SimpleNamespace(
+        warming_up=lambda run: seen.append(("warm-up", run.recorder.ended, len(run.prepared))),
+        running=lambda run: seen.append(("run", run.recorder.ended, len(run.prepared))),
+    )
+    loaded = SimpleNamespace(
+        core=FakeCore(clock, 0.01),
+        codec=FakeCodec(),
+        info=SimpleNamespace(vocab_size=100, max_model_len=50, num_blocks=10, max_num_seqs=4),
+    )
+    load = Workload("x", tuple(WorkloadRequest(1, prompt_tokens=4) for _ in range(2)))
+    monkeypatch.setattr(bench, "_engine_facts", lambda *_: {})  # of a model, and here is none
+    bench.run_bench(loaded, load, EngineConfig(), warm_up=3, progress=progress)
+    assert ("warm-up", 3, 3) in seen and ("run", 2, 2) in seen
+    assert seen.index(("warm-up", 3, 3)) < seen.index(("run", 2, 2))
 
 
 # The process ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,71 @@
+"""Where commands put their results: refused before any work where nothing can be written.
+
+Light: the window's process may import it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+
+class OutputFailure(Exception):
+    """A result cannot be written; the message says where and why."""
+
+
+def target_fault(option: str, target: str | Path | None) -> str:
+    """Why ``option`` cannot write to ``target``, as a sentence; empty where it can, and for None and ``-``.
+
+    A file is opened for appending: permissions alone do not tell what a mount, or a folder like /proc, allows.
+    """
+    if target is None or target == "-":
+        return ""
+    path = Path(target).absolute()
+    try:
+        if path.is_dir():
+            return f"{option} {target}: this is a folder; give the path of a file"
+        if not path.parent.is_dir():
+            return f"{option} {target}: there is no folder {path.parent}"
+        new = not path.exists()
+        if not new and not path.is_file():
+            return ""  # a pipe or a device: opening it would be felt at its other end
+        with path.open("ab"):
+            pass
+        if new:
+            path.resolve().unlink()
+    except OSError as error:
+        return _unwritable(option, target, error)
+    return ""
+
+
+def write_target(option: str, target: str | Path, text: str) -> None:
+    """Write a result. Raises :class:`OutputFailure`."""
+    try:
+        Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OutputFailure(_unwritable(option, target, error)) from error
+
+
+def _unwritable(option: str, target: str | Path, error: OSError) -> str:
+    return f"{option} {target} cannot be written: {error.strerror or error}"
+
+
+@contextlib.contextmanager
+def printing(stream: TextIO | None) -> Iterator[None]:
+    """Around what prints a result to standard output, ``stream``; None is how Python shows a closed one.
+
+    Raises :class:`OutputFailure` where it is closed or takes no more.
+    """
+    if stream is None:
+        raise OutputFailure("standard output is closed: redirect it to a file, or to /dev/null")
+    try:
+        yield
+        stream.flush()
+    except OSError as error:
+        # Else the interpreter tries again as it ends, and complains in words of its own.
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        raise OutputFailure(f"standard output cannot be written: {error.strerror or error}") from error
