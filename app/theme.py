@@ -267,6 +267,7 @@ QMenuBar::item {{ padding: 4px 8px; border-radius: 4px; background: transparent;
 QMenuBar::item:selected {{ background: {t.selection}; }}
 QMenu {{ background: {t.card}; border: 1px solid {t.line}; padding: 4px; }}
 QMenu::item {{ padding: 5px 20px 5px 22px; border-radius: 4px; }}
+QMenu::indicator {{ width: 12px; height: 12px; left: 6px; }}
 QMenu::item:selected {{ background: {t.selection}; color: {t.text}; }}
 QMenu::separator {{ height: 1px; background: {t.line}; margin: 4px 6px; }}
 QLabel {{ background: transparent; }}
