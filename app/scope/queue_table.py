@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QAbstractItemView, QLabel, QVBoxLayout, QWidget
 
 from app.scope.panel import START_SOMETHING, ScopePanel, ScopeSource
 from app.scope.reasons import MOST_LISTED, QueueRow, queue_rows
-from app.scope.tables import ROOT, ROW_HEIGHT, Index, Swatches, make_table
+from app.scope.tables import ROOT, ROW_HEIGHT, ROW_MARGIN, Index, Swatches, TopDelegate, make_table
 from app.selection import Selection
 from app.theme import SPACING, Theme
 from app.widgets import label
@@ -132,6 +132,7 @@ class QueuePanel(ScopePanel):
         for column, width in enumerate(_WIDTHS):
             self.table.setColumnWidth(column, width)
         self.table.setWordWrap(True)
+        self.table.setItemDelegate(TopDelegate(self.table))
         self.table.selectionModel().currentRowChanged.connect(self._row_chosen)
         # Whether the bar is there must not depend on the rows, whose heights depend on the room beside it.
         self.table.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOn)
@@ -195,7 +196,7 @@ class QueuePanel(ScopePanel):
         height = self._heights.get((width, text))
         if height is None:
             box = self.table.fontMetrics().boundingRect(0, 0, max(40, width), 10_000, Qt.TextFlag.TextWordWrap, text)
-            height = self._heights[(width, text)] = max(ROW_HEIGHT, box.height() + 6)
+            height = self._heights[(width, text)] = max(ROW_HEIGHT, box.height() + 2 * ROW_MARGIN)
         return height
 
     def _sentence(self, rows: list[QueueRow]) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QModelIndex, QPersistentModelIndex, QRectF, QSize, Qt, Signal
-from PySide6.QtGui import QColor, QGuiApplication, QIcon, QPainter, QPixmap, QResizeEvent
+from PySide6.QtCore import QModelIndex, QPersistentModelIndex, QRect, QRectF, QSize, Qt, Signal
+from PySide6.QtGui import QColor, QGuiApplication, QIcon, QPainter, QPaintEvent, QPixmap, QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QHeaderView,
+    QStyle,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
     QTableView,
     QWidget,
 )
@@ -15,6 +18,8 @@ from app.theme import Theme, request_color
 from app.widgets import Pattern, paint_swatch
 
 ROW_HEIGHT = 24
+ROW_MARGIN = 3
+"""Pixels above and below the lines of a row."""
 SWATCH = 10
 
 STATE_SWATCHES: dict[str, tuple[str, Pattern]] = {
@@ -67,11 +72,49 @@ class Swatches:
 
 
 class Table(QTableView):
+    """Ends with a whole row, or in a row of many lines with a whole line: what the lower edge would cut is left out."""
+
     resized = Signal()
+
+    def whole_end(self) -> int:
+        """The pixel below the last line that is seen whole; the view's height where nothing is cut."""
+        height = self.viewport().height()
+        cut = self.rowAt(height - 1)
+        top = self.rowViewportPosition(cut)
+        if cut < 0 or top + self.rowHeight(cut) <= height:
+            return height
+        line = self.fontMetrics().lineSpacing()
+        lines = (height - top - ROW_MARGIN) // line if self.rowHeight(cut) > ROW_HEIGHT else 0
+        return top + ROW_MARGIN + lines * line if lines > 0 else max(0, top)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self.resized.emit()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        end = self.whole_end()
+        rest = QRect(0, end, self.viewport().width(), self.viewport().height() - end)
+        QPainter(self.viewport()).fillRect(rest, self.palette().base())
+
+    def scrollContentsBy(self, dx: int, dy: int) -> None:
+        super().scrollContentsBy(dx, dy)
+        self.viewport().update()  # Qt moves what is painted, and with it the gap
+
+
+class TopDelegate(QStyledItemDelegate):
+    """In a row of many lines the first line of every cell is on one height, whatever room is left below."""
+
+    def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
+        if option.rect.height() > ROW_HEIGHT:
+            whole = QStyleOptionViewItem(option)
+            self.initStyleOption(whole, index)
+            style = option.widget.style()
+            style.drawPrimitive(QStyle.PrimitiveElement.PE_PanelItemViewItem, whole, painter, option.widget)
+            room = whole.rect.adjusted(ROW_MARGIN, 0, -ROW_MARGIN, 0)
+            lines = option.fontMetrics.boundingRect(room, Qt.TextFlag.TextWordWrap, whole.text)
+            option.rect.setHeight(max(ROW_HEIGHT, lines.height() + 2 * ROW_MARGIN))
+        super().paint(painter, option, index)
 
 
 def make_table(name: str, parent: QWidget | None = None) -> Table:

@@ -139,6 +139,41 @@ def test_the_queue_shows_whole_reasons(busy: Rig, arrangement: str) -> None:
     assert waiting[0].why in panel.sentence.text()
 
 
+def test_the_queue_ends_with_a_whole_line(busy: Rig) -> None:
+    busy.window.arrange("chat")
+    for _ in range(8):
+        busy.add(60, 120)
+    busy.step(1)
+    busy.settle()
+    table = busy.window.panels["queue"].table
+    card = np.array(busy.theme.card.getRgb()[:3])
+    gaps = set()
+    for scrolled in range(30):
+        table.verticalScrollBar().setValue(scrolled)
+        picture, height = pixels(table.viewport()), table.viewport().height()
+        line = table.fontMetrics().lineSpacing()
+        edges = {0} | {table.rowViewportPosition(row) for row in range(table.model().rowCount())}
+        row = table.rowAt(height - 1)
+        top, size = table.rowViewportPosition(row), table.rowHeight(row)
+        edges |= {top + 3 + n * line for n in range(1, size // line)} if size > 24 else set()
+        end = height if top + size == height else max(edge for edge in edges if edge <= height)
+        assert (picture[end:] == card).all(), scrolled
+        assert not (picture[max(0, end - line) : end] == card).all(), scrolled
+        gaps.add(height - end)
+    assert len(gaps) > 5
+
+
+def test_ticks_of_a_menu_keep_off_its_edge(rig: Rig) -> None:
+    menu = rig.window.top_bar.view_button.menu()
+    ticked = next(action for action in menu.actions() if action.isChecked())
+    menu.ensurePolished()
+    menu.resize(menu.sizeHint())
+    place = menu.actionGeometry(ticked)
+    row = pixels(menu)[place.top() : place.bottom(), place.left() : place.left() + 24]
+    drawn = np.flatnonzero((row != row[0, 0]).any(axis=(0, 2)))
+    assert len(drawn) > 4 and drawn.min() >= 6
+
+
 def test_the_ledger_tells_who_for_whom_and_the_cost(busy: Rig) -> None:
     busy.window.arrange("monitor")
     busy.settle()
