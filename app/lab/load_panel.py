@@ -116,11 +116,12 @@ class LoadPanel(Card):
         row.addWidget(self.stop_button)
         row.addWidget(self.progress, 1)
         column.addLayout(row)
-        for widget in (self.faults, self.percentiles, self.result, self.copy_button, self.table):
+        for widget in (self.faults, self.percentiles, self.result, self.copy_button):
             column.addWidget(widget)
         column.addStretch(1)
         self.column = ScrollColumn(content)
         self.body.addWidget(self.column)
+        self.body.addWidget(self.table, 1)  # below what scrolls, not in it: it scrolls by itself
         for widget in (self.faults, self.result, self.copy_button, self.table):
             widget.hide()
 

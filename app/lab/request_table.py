@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QPersistentModelIndex, Qt
-from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableView, QWidget
+from PySide6.QtCore import QAbstractTableModel, QModelIndex, QPersistentModelIndex, QSize, Qt
+from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QWidget
 
 from app.lab.load_model import NOT_AVAILABLE, milliseconds
+from app.scope.tables import Table
 from app.theme import Theme, readable, request_color
 
 if TYPE_CHECKING:
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
 
 COLUMNS = ("request", "priority", "tokens", "TTFT", "E2EL", "ended")
 FIGURES = (1, 2, 3, 4)
-VISIBLE_ROWS = 8
+WIDTHS = (56, 54, 74, 62, 62, 54)
+"""Of the columns, in parts of the table's width."""
+LEAST_ROWS, USUAL_ROWS = 3, 8
+"""Rows that are seen at once, where there are so many."""
 Index = QModelIndex | QPersistentModelIndex
 
 
@@ -101,7 +105,7 @@ class RequestModel(QAbstractTableModel):
         return milliseconds(value * 1e3)
 
 
-class RequestTable(QTableView):
+class RequestTable(Table):
     """Selecting a row selects the request everywhere, and the other way round."""
 
     def __init__(self, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
@@ -118,18 +122,42 @@ class RequestTable(QTableView):
         self.verticalHeader().hide()
         self.verticalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
         self.verticalHeader().setDefaultSectionSize(self.fontMetrics().height() + 6)
-        self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Stretch)
+        self.horizontalHeader().setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
+        self.horizontalHeader().setMinimumSectionSize(1)
         self.horizontalHeader().setHighlightSections(False)
-        self.setMinimumHeight(self.verticalHeader().defaultSectionSize() * (VISIBLE_ROWS + 1))
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.resized.connect(self._fit_columns)
         self.selectionModel().currentRowChanged.connect(self._row_chosen)
         selection.changed.connect(self._request_selected)
         theme.changed.connect(self.viewport().update)
 
     def show_run(self, run: LoadRun) -> None:
         self.requests.show_run(run)
+        alike = len({request.priority for request in run.workload.requests}) == 1
+        self.setColumnHidden(COLUMNS.index("priority"), alike)
+        self._fit_columns()
+        self.setMaximumHeight(self._height(self.requests.rowCount()))
+        self.updateGeometry()
 
     def refresh(self) -> None:
         self.requests.refresh()
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(super().minimumSizeHint().width(), self._height(min(LEAST_ROWS, self.requests.rowCount())))
+
+    def sizeHint(self) -> QSize:
+        return QSize(super().sizeHint().width(), self._height(min(USUAL_ROWS, self.requests.rowCount())))
+
+    def _height(self, rows: int) -> int:
+        height = self.horizontalHeader().sizeHint().height() + rows * self.verticalHeader().defaultSectionSize()
+        return height + 2 * self.frameWidth()
+
+    def _fit_columns(self) -> None:
+        """Narrow or wide, all columns are seen: the figures get the room that they need first."""
+        shown = [column for column in range(len(COLUMNS)) if not self.isColumnHidden(column)]
+        room, parts = self.viewport().width(), sum(WIDTHS[column] for column in shown)
+        for column in shown:
+            self.setColumnWidth(column, room * WIDTHS[column] // parts)
 
     def _row_chosen(self, current: QModelIndex, _previous: QModelIndex) -> None:
         number = self.requests.request_id(current.row()) if current.isValid() else None

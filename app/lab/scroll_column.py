@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QObject, QSize, Qt
-from PySide6.QtWidgets import QScrollArea, QStyle, QWidget
+from PySide6.QtWidgets import QScrollArea, QSizePolicy, QStyle, QWidget
 
 
 class ScrollColumn(QScrollArea):
@@ -12,6 +12,7 @@ class ScrollColumn(QScrollArea):
     def __init__(self, content: QWidget, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setWidgetResizable(True)
+        self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Preferred)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setWidget(content)
         content.setAutoFillBackground(False)

@@ -311,3 +311,37 @@ def test_the_result_is_in_two_columns_where_there_is_room(make_rig) -> None:
     rig.wait_for(lambda: len({f.geometry().right() for f in panel.result.figures.values()}) == 1)
     rig.window.resize(1440, 900)
     rig.wait_for(lambda: panel.result.columns == 2)
+
+
+def test_the_requests_scroll_below_the_rest_not_within_it(rig: Rig, panel: LoadPanel) -> None:
+    panel.select_ranges()
+    panel.form.requests.setValue(40)
+    panel.start()
+    rig.step(10)
+    rig.settle()
+    assert not panel.column.isAncestorOf(panel.table)
+    assert panel.table.verticalScrollBar().maximum() > 0
+    assert panel.column.verticalScrollBar().maximum() == 0, "one bar is enough at this size"
+    panel.stop()
+    run_to_the_end(rig, panel)
+
+
+def test_the_table_is_as_high_as_its_rows_and_as_wide_as_the_panel(rig: Rig, panel: LoadPanel) -> None:
+    panel.select_scenario("bus-and-metro")
+    panel.start()
+    rig.step(3)
+    rig.settle()
+    table = panel.table
+    assert table.verticalScrollBar().maximum() == 0
+    assert table.viewport().height() == 3 * table.rowHeight(0)
+    shown = [c for c in range(6) if not table.isColumnHidden(c)]
+    assert shown == [0, 2, 3, 4, 5], "all have the same priority"
+    room = table.viewport().width()
+    assert room - 6 < sum(table.columnWidth(c) for c in shown) <= room
+    panel.form.urgent.setValue(50)
+    run_to_the_end(rig, panel)
+    panel.select_ranges()
+    panel.start()
+    assert not table.isColumnHidden(1)
+    panel.stop()
+    run_to_the_end(rig, panel)
