@@ -285,6 +285,7 @@ class LoadPanel(Card):
         self._show_progress()
         self._show_result()
         self._check()
+        self.column.reveal(self.copy_button)
         self.finished.emit(self.run.summary())
 
     def apply(self, record: StepRecord) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QObject, QSize, Qt
-from PySide6.QtWidgets import QScrollArea, QSizePolicy, QStyle, QWidget
+from PySide6.QtWidgets import QApplication, QScrollArea, QSizePolicy, QStyle, QWidget
 
 
 class ScrollColumn(QScrollArea):
@@ -24,6 +24,13 @@ class ScrollColumn(QScrollArea):
 
     def sizeHint(self) -> QSize:
         return self.widget().sizeHint().expandedTo(self.minimumSizeHint())
+
+    def reveal(self, widget: QWidget) -> None:
+        """Scrolls to a part of the content, also to one that has only now been shown."""
+        QApplication.sendPostedEvents(self.widget(), QEvent.Type.LayoutRequest)
+        QApplication.sendPostedEvents(self.viewport(), QEvent.Type.LayoutRequest)
+        QApplication.sendPostedEvents(self, QEvent.Type.LayoutRequest)
+        self.ensureWidgetVisible(widget, 0, 0)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """What the content needs changes with what it shows; a scroll area alone does not tell its layout."""

@@ -345,3 +345,14 @@ def test_the_table_is_as_high_as_its_rows_and_as_wide_as_the_panel(rig: Rig, pan
     assert not table.isColumnHidden(1)
     panel.stop()
     run_to_the_end(rig, panel)
+
+
+def test_the_result_is_seen_when_it_comes(rig: Rig, panel: LoadPanel) -> None:
+    panel.select_ranges()
+    panel.form.requests.setValue(40)
+    panel.start()
+    run_to_the_end(rig, panel)
+    rig.settle()
+    for widget in (panel.start_button, panel.result, panel.copy_button):
+        seen = widget.visibleRegion().boundingRect().height()
+        assert seen == widget.height(), widget.accessibleName()
