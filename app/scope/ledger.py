@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, Qt
+from PySide6.QtCore import QModelIndex, QObject, Qt
 from PySide6.QtWidgets import QWidget
 
 from app.scope.panel import ScopePanel, ScopeSource
 from app.scope.reasons import ledger_sentence
-from app.scope.tables import ROOT, Index, Swatches, make_table
+from app.scope.tables import ROOT, ColumnModel, Index, make_table
 from app.selection import Selection
 from app.theme import Theme
 from app.words import count
@@ -27,12 +27,11 @@ _TIPS = (
 )
 
 
-class LedgerModel(QAbstractTableModel):
+class LedgerModel(ColumnModel):
     """The newest entry first."""
 
     def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
-        super().__init__(parent)
-        self._swatches = Swatches(theme)
+        super().__init__(theme, COLUMNS, _TIPS, parent)
         self.entries: list[LedgerEntry] = []
 
     def show_entries(self, entries: list[LedgerEntry]) -> bool:
@@ -55,9 +54,6 @@ class LedgerModel(QAbstractTableModel):
     def rowCount(self, parent: Index = ROOT) -> int:
         return 0 if parent.isValid() else len(self.entries)
 
-    def columnCount(self, parent: Index = ROOT) -> int:
-        return 0 if parent.isValid() else len(COLUMNS)
-
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         entry, column = self.entries[index.row()], index.column()
         if role == Qt.ItemDataRole.DisplayRole:
@@ -68,13 +64,6 @@ class LedgerModel(QAbstractTableModel):
             return self._swatches.request(entry.event.request_id)
         if role == Qt.ItemDataRole.DecorationRole and column == 2 and isinstance(entry.event, Preempted):
             return self._swatches.request(entry.event.beneficiary)
-        return None
-
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if orientation == Qt.Orientation.Horizontal and role == Qt.ItemDataRole.DisplayRole:
-            return COLUMNS[section]
-        if orientation == Qt.Orientation.Horizontal and role == Qt.ItemDataRole.ToolTipRole:
-            return _TIPS[section]
         return None
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from PySide6.QtCore import QAbstractTableModel, QModelIndex, QObject, Qt
+from PySide6.QtCore import QModelIndex, QObject, Qt
 from PySide6.QtWidgets import QAbstractItemView, QLabel, QVBoxLayout, QWidget
 
 from app.scope.panel import START_SOMETHING, ScopePanel, ScopeSource
 from app.scope.reasons import MOST_LISTED, QueueRow, queue_rows
-from app.scope.tables import ROOT, ROW_HEIGHT, ROW_MARGIN, Index, Swatches, TopDelegate, make_table
+from app.scope.tables import ROOT, ROW_HEIGHT, ROW_MARGIN, ColumnModel, Index, TopDelegate, make_table
 from app.selection import Selection
 from app.theme import SPACING, Theme
 from app.widgets import label
@@ -33,12 +33,11 @@ _TIPS = (
 _STATE_NAMES = {"stalled": "running"}
 
 
-class QueueModel(QAbstractTableModel):
+class QueueModel(ColumnModel):
     """Rows keep their place while the requests stay the same; then only cells that differ are announced."""
 
     def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
-        super().__init__(parent)
-        self._swatches = Swatches(theme)
+        super().__init__(theme, COLUMNS, _TIPS, parent)
         self.rows: list[QueueRow] = []
 
     def show_rows(self, rows: list[QueueRow]) -> None:
@@ -69,9 +68,6 @@ class QueueModel(QAbstractTableModel):
     def rowCount(self, parent: Index = ROOT) -> int:
         return 0 if parent.isValid() else len(self.rows)
 
-    def columnCount(self, parent: Index = ROOT) -> int:
-        return 0 if parent.isValid() else len(COLUMNS)
-
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         row, column = self.rows[index.row()], index.column()
         if role == Qt.ItemDataRole.DisplayRole:
@@ -82,13 +78,6 @@ class QueueModel(QAbstractTableModel):
             return self._swatches.request(row.request_id) if column == 0 else self._swatches.state(row.phase)
         if role == Qt.ItemDataRole.AccessibleTextRole:
             return f"{COLUMNS[column]} {cell_text(row, column)}"
-        return None
-
-    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        if orientation == Qt.Orientation.Horizontal and role == Qt.ItemDataRole.DisplayRole:
-            return COLUMNS[section]
-        if orientation == Qt.Orientation.Horizontal and role == Qt.ItemDataRole.ToolTipRole:
-            return _TIPS[section]
         return None
 
 

@@ -1,8 +1,21 @@
-"""What the two tables share: a hue dot beside a request's number, a state's swatch, rows of one height."""
+"""What the two tables share: headings, a hue dot beside a request's number, a state's swatch, rows of one height."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import QModelIndex, QPersistentModelIndex, QRect, QRectF, QSize, Qt, Signal
+from collections.abc import Sequence
+from typing import Any
+
+from PySide6.QtCore import (
+    QAbstractTableModel,
+    QModelIndex,
+    QObject,
+    QPersistentModelIndex,
+    QRect,
+    QRectF,
+    QSize,
+    Qt,
+    Signal,
+)
 from PySide6.QtGui import QColor, QGuiApplication, QIcon, QPainter, QPaintEvent, QPixmap, QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
@@ -69,6 +82,27 @@ class Swatches:
             icon = self._made[key] = QIcon(picture)
             icon.addPixmap(picture, QIcon.Mode.Selected)  # else a selected row would tint it
         return icon
+
+
+class ColumnModel(QAbstractTableModel):
+    """The columns of a table: their headings, a tip for each, and the swatches of its cells."""
+
+    def __init__(
+        self, theme: Theme, columns: Sequence[str], tips: Sequence[str], parent: QObject | None = None
+    ) -> None:
+        super().__init__(parent)
+        self._swatches = Swatches(theme)
+        self._headings: dict[int, Sequence[str]] = {
+            Qt.ItemDataRole.DisplayRole: columns,
+            Qt.ItemDataRole.ToolTipRole: tips,
+        }
+
+    def columnCount(self, parent: Index = ROOT) -> int:
+        return 0 if parent.isValid() else len(self._headings[Qt.ItemDataRole.DisplayRole])
+
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        texts = self._headings.get(role) if orientation == Qt.Orientation.Horizontal else None
+        return texts[section] if texts is not None else None
 
 
 class Table(QTableView):
