@@ -5,11 +5,26 @@ A bad value raises :class:`ConfigError` with the knob's name, the value and the 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from pathlib import Path
 
-DISCIPLINES: tuple[str, ...] = ("vllm",)
-ORDERS: tuple[str, ...] = ("fcfs", "priority")
-PREEMPTIONS: tuple[str, ...] = ("recompute",)
+DISCIPLINES: tuple[str, ...] = tuple(
+    sorted(
+        path.stem.replace("_", "-")
+        for path in (Path(__file__).parent / "scheduling" / "disciplines").glob("*.py")
+        if not path.stem.startswith("_")
+    )
+)
+"""One file each: a new one there is a new name here, and nothing else has to know."""
+ORDERS: tuple[str, ...] = ("fcfs", "priority", "fair")
+PREEMPTIONS: tuple[str, ...] = ("recompute", "swap", "auto")
+STATIC_DELIVERIES: tuple[str, ...] = ("batch", "row")
+SPECULATION_OFF = "off"
+SPECULATION_NGRAM = "ngram"
+SPECULATION_DRAFT = "draft:"
+"""Followed by the folder of a smaller model with the same tokenizer."""
+MAX_DRAFT_TOKENS = 16
 DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
 DEVICES: tuple[str, ...] = ("auto", "cpu", "cuda")
 
@@ -40,6 +55,8 @@ class CacheConfig:
     """KV blocks in the pool, the null block not counted; None: sized from the memory that is free at load."""
     prefix_cache: bool = True
     """Whether full blocks are kept and shared by requests that begin alike."""
+    swap_blocks: int | None = None
+    """Blocks of host memory for swapped requests; None: as many as the pool has, as far as memory goes."""
 
     def __post_init__(self) -> None:
         size = self.block_size
@@ -49,16 +66,20 @@ class CacheConfig:
         _require(
             self.num_blocks is None or self.num_blocks >= 1, f"kv_blocks is {self.num_blocks}; it must be at least 1"
         )
+        _require(
+            self.swap_blocks is None or self.swap_blocks >= 0, f"swap_blocks is {self.swap_blocks}; it must be 0 or more"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     discipline: str = "vllm"
-    """Which planner decides who runs: the files of ``engine/scheduling``."""
+    """Which planner decides who runs: the files of ``engine/scheduling/disciplines``."""
     order: str = "fcfs"
-    """Order of the waiting queue."""
+    """Order of the waiting queue: arrival, priority, or the least served user first."""
     preemption: str = "recompute"
-    """What happens to a request whose blocks are taken."""
+    """What happens to the keys and values of a request whose blocks are taken: computed again, moved to host memory
+    and back, or whichever of the two is estimated to take less time."""
     max_num_seqs: int = 32
     """Most requests running at once."""
     max_num_batched_tokens: int | None = None
@@ -69,6 +90,19 @@ class SchedulerConfig:
     """Share of the pool that admission leaves free for the running requests to grow into."""
     ageing: float | None = None
     """Order ``priority``: seconds of waiting that outweigh one level of priority; None: priorities are strict."""
+    user_weights: dict[str, float] = field(default_factory=dict)
+    """Order ``fair``: a user's share relative to the others; 1 for those not named."""
+    static_delivery: str = "batch"
+    """Discipline ``static``: answers are handed out when the batch ends, or each row as it is made."""
+    waiting_served_ratio: float = 0.3
+    """Discipline ``tgi``: waiting requests join once they number at least this share of the running ones."""
+    max_waiting_tokens: int = 20
+    """Discipline ``tgi``: decode steps after which waiting requests join whatever their number."""
+    speculative: str = SPECULATION_OFF
+    """Who drafts tokens that a step checks together: ``off``, ``ngram`` (looks them up in the request itself) or
+    ``draft:FOLDER`` (a smaller model)."""
+    draft_tokens: int = 4
+    """Most tokens drafted for a request in one step."""
 
     def __post_init__(self) -> None:
         _one_of("discipline", self.discipline, DISCIPLINES)
@@ -79,6 +113,29 @@ class SchedulerConfig:
         _require(budget is None or budget >= 1, f"token_budget is {budget}; it must be at least 1")
         _require(0.0 <= self.watermark < 1.0, f"watermark is {self.watermark}; it must be at least 0 and below 1")
         _require(self.ageing is None or self.ageing > 0, f"ageing is {self.ageing}; it must be above 0 seconds")
+        for user, weight in self.user_weights.items():
+            ok = math.isfinite(weight) and weight > 0
+            _require(ok, f"the weight of user {user!r} is {weight}; it must be a number above 0")
+        _one_of("static_delivery", self.static_delivery, STATIC_DELIVERIES)
+        ratio = self.waiting_served_ratio
+        _require(math.isfinite(ratio) and ratio >= 0, f"waiting_served_ratio is {ratio}; it must be 0 or more")
+        _require(
+            self.max_waiting_tokens >= 0, f"max_waiting_tokens is {self.max_waiting_tokens}; it must be 0 or more"
+        )
+        _require(
+            self.speculative in (SPECULATION_OFF, SPECULATION_NGRAM) or self.draft_model is not None,
+            f"speculative is {self.speculative!r}; it must be off, ngram or draft:FOLDER",
+        )
+        _require(
+            1 <= self.draft_tokens <= MAX_DRAFT_TOKENS,
+            f"draft_tokens is {self.draft_tokens}; it must be 1 to {MAX_DRAFT_TOKENS}",
+        )
+
+    @property
+    def draft_model(self) -> str | None:
+        """The draft model that ``speculative`` names; None without one."""
+        name = self.speculative.removeprefix(SPECULATION_DRAFT)
+        return name if name and name != self.speculative else None
 
 
 @dataclass(frozen=True, slots=True)

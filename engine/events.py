@@ -23,6 +23,8 @@ class RowKind(enum.IntEnum):
     """Prompt tokens, a whole prompt or a chunk of it."""
     RECOMPUTE = 2
     """Tokens that had been computed once and were lost to a preemption."""
+    PADDING = 3
+    """Nothing of its own: a row of a static batch that is shorter than others, or over already."""
 
 
 class Event(msgspec.Struct, frozen=True, tag=True, tag_field="event", gc=False):
@@ -36,6 +38,8 @@ class Arrived(Event, frozen=True):
     priority: int
     user: str
     arrival_time: float
+    parent: int = 0
+    """The request whose prompt it shares, where that asked for several answers."""
 
 
 class Admitted(Event, frozen=True):
@@ -55,10 +59,20 @@ class Deferred(Event, frozen=True):
 
     request_id: int
     reason: str
-    """``blocks``, ``slots``, ``budget`` or ``watermark``."""
+    """What binds, and of what ``needed`` and ``available`` are counts:
+
+    ``blocks``     free KV blocks
+    ``watermark``  free KV blocks, those included that admission leaves to the running requests
+    ``resume``     free KV blocks, those included that let a preempted request do more than it lost before it yields again
+    ``promised``   KV blocks neither in use nor promised to running requests until their ends
+    ``slots``      places in the batch (max_num_seqs)
+    ``budget``     tokens of the step's budget
+    ``batch``      places in a static batch, which nobody joins until it has ended (available: 0)
+    ``joining``    waiting requests: fewer than the share of the running ones that makes them join (``tgi``)
+    ``draining``   running requests that must end before the discipline changes (available: 0)
+    """
     needed: int
     available: int
-    """Of what ``reason`` names: blocks, slots (max_num_seqs) or tokens of the budget."""
 
 
 class Preempted(Event, frozen=True):
@@ -69,11 +83,97 @@ class Preempted(Event, frozen=True):
     rule: str
     """Why this one: e.g. ``lowest priority, latest arrival``."""
     mode: str
-    """``recompute``."""
+    """What was done: ``recompute`` or ``swap``."""
     tokens: int
-    """Computed tokens that are lost and will be computed again."""
+    """Its computed tokens: lost and to be computed again, or kept in host memory."""
     blocks: int
     """References given back."""
+    swapped_blocks: int = 0
+    """Blocks moved to host memory."""
+    recompute_seconds: float | None = None
+    """Estimate: computing ``tokens`` again. None: nothing was measured."""
+    swap_seconds: float | None = None
+    """Estimate: moving its blocks out and back."""
+    fallback: str = ""
+    """Why it was not swapped although it should have been."""
+
+
+class SwappedOut(Event, frozen=True):
+    """A preempted request's blocks moved to host memory. In its table they leave empty places."""
+
+    request_id: int
+    blocks: list[int]
+    host_blocks: list[int]
+
+
+class SwappedIn(Event, frozen=True):
+    """They came back: ``blocks``, which have one reference now, fill the empty places of the table in order."""
+
+    request_id: int
+    blocks: list[int]
+    host_blocks: list[int]
+
+
+class SwapDropped(Event, frozen=True):
+    """A swapped request gave up what it had in host memory and on the device: it is computed again."""
+
+    request_id: int
+    host_blocks: list[int]
+    reason: str
+
+
+class Recovered(Event, frozen=True):
+    """A preempted request is again where it was: the end of what its preemption cost."""
+
+    request_id: int
+    seconds: float
+    """Since its preemption."""
+    recomputed_tokens: int
+
+
+class Ended(Event, frozen=True):
+    """An answer is complete, but its row stays in a static batch until the last one ends."""
+
+    request_id: int
+    reason: str
+    output_tokens: int
+
+
+class BatchStarted(Event, frozen=True):
+    """A static batch has been formed; nobody joins until it has ended."""
+
+    batch: int
+    request_ids: list[int]
+    padded_prompt: int
+    """Tokens of its longest prompt, to which all are padded."""
+
+
+class BatchEnded(Event, frozen=True):
+    """All answers of a static batch are complete. With p prompt and o output tokens of each of its B requests:"""
+
+    batch: int
+    size: int
+    """B."""
+    steps: int
+    useful_tokens: int
+    """Computed for the requests themselves."""
+    padding_tokens: int
+    eta: float
+    """Σ(p + o) / (B · max(p + o)), the literature's efficiency."""
+    predicted_useful: float
+    """Σ(p + o - 1) / (B · (max p + max o - 1)): the useful share of what padded batching computes."""
+    measured_useful: float
+    """``useful_tokens`` / all that was computed."""
+
+
+class Reconfigured(Event, frozen=True):
+    """The scheduler's knobs were changed while it runs."""
+
+    discipline: str
+    order: str
+    preemption: str
+    pending_discipline: str = ""
+    """The one that takes over when the batch has drained."""
 
 
 class BlocksAllocated(Event, frozen=True):
@@ -138,6 +238,14 @@ AnyEvent = (
     | Admitted
     | Deferred
     | Preempted
+    | SwappedOut
+    | SwappedIn
+    | SwapDropped
+    | Recovered
+    | Ended
+    | BatchStarted
+    | BatchEnded
+    | Reconfigured
     | BlocksAllocated
     | BlocksShared
     | BlocksCached
@@ -180,6 +288,16 @@ class RunTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Prompt tokens looked up in the prefix cache at admission."""
     prefix_hit_tokens: int = 0
     rejected: int = 0
+    computed_tokens: int = 0
+    """Tokens that requests had computed, for the first time or again, rejected drafts included, padding not."""
+    padding_tokens: int = 0
+    """Tokens computed only to fill a static batch."""
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    draft_tokens: int = 0
+    """Tokens that speculation proposed."""
+    accepted_tokens: int = 0
+    """Proposed tokens that the model itself would have given."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -210,6 +328,21 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     """Blocks without reference that still have a hash: free to take, and findable until taken."""
     token_budget: int
     totals: RunTotals
+    # Further columns, as long as the others, or empty where all their entries would be 0.
+    padding: list[int] = []
+    """Padding computed in each row, behind its tokens."""
+    drafts: list[int] = []
+    """Drafted tokens among ``num_tokens``; those accepted are among ``new_tokens``."""
+    # Further gauges.
+    num_slots: int = 0
+    """Places in the batch taken by requests without a complete answer while the step ran."""
+    num_swapped: int = 0
+    """Of those waiting, how many are in host memory."""
+    host_blocks_used: int = 0
+    reserved_tokens: int = 0
+    """KV slots in blocks that running requests hold and have not begun to fill, while the step ran."""
+    tail_tokens: int = 0
+    """Empty KV slots in the blocks that running requests have begun to fill, while the step ran."""
 
 
 class RequestState(msgspec.Struct, array_like=True):
@@ -233,6 +366,9 @@ class RequestState(msgspec.Struct, array_like=True):
     first_token_time: float | None = None
     finished_time: float | None = None
     finish_reason: str = ""
+    host_blocks: list[int] = []
+    """Blocks in host memory; the table has as many zeros."""
+    parent: int = 0
 
 
 class Keyframe(msgspec.Struct, frozen=True, array_like=True):
@@ -252,3 +388,9 @@ class Keyframe(msgspec.Struct, frozen=True, array_like=True):
     deferred: Deferred | None
     """Why the head of the queue waits, where something waits."""
     totals: RunTotals
+    num_host_blocks: int = 0
+    """Size of the pool of host memory."""
+    discipline: str = ""
+    order: str = ""
+    preemption: str = ""
+    pending_discipline: str = ""

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, SchedulerConfig
 from engine.events import Keyframe, StepRecord
 from engine.request import SamplingParams
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_FRAME_RECORDS = 512
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
@@ -79,11 +79,17 @@ class CountTokens(Command, frozen=True):
     messages: list[ChatMessage]
 
 
+class Reconfigure(Command, frozen=True):
+    """Change the scheduler's knobs: the discipline when the batch has drained, everything else at once."""
+
+    scheduler: SchedulerConfig
+
+
 class Shutdown(Command, frozen=True):
     pass
 
 
-AnyCommand = LoadModel | AddRequest | Abort | AckFrame | CountTokens | Shutdown
+AnyCommand = LoadModel | AddRequest | Abort | AckFrame | CountTokens | Reconfigure | Shutdown
 
 
 # Replies -------------------------------------------------------------------------------------------------------------
@@ -170,6 +176,8 @@ class Output(Reply, frozen=True, gc=False):
     cached_tokens: int = 0
     """With the last: prompt tokens that the prefix cache saved."""
     preemptions: int = 0
+    index: int = 0
+    """Which answer, where the request asked for several."""
 
 
 class Frame(Reply, frozen=True):

@@ -21,7 +21,34 @@ class RequestStatus(enum.IntEnum):
     PREEMPTED = 2
     """Waiting again, its blocks taken: what it had computed is computed once more."""
     SWAPPED = 3
+    """Waiting again, its keys and values in host memory."""
     FINISHED = 4
+    ENDED = 5
+    """Its answer is complete, but its row stays in a static batch until the last one ends."""
+
+
+WAITING_STATES = frozenset({RequestStatus.WAITING, RequestStatus.PREEMPTED, RequestStatus.SWAPPED})
+
+
+BRANCH_STRIDE = 1 << 32
+"""Clients' request ids lie below it."""
+MAX_BRANCHES = 128
+
+
+def branch_id(request_id: int, index: int) -> int:
+    """Id of answer ``index`` of a request that asked for several; index 0 is the request itself."""
+    return request_id + index * BRANCH_STRIDE
+
+
+def branch_of(request_id: int) -> tuple[int, int]:
+    """(id of the client's request, index of the answer)."""
+    return request_id % BRANCH_STRIDE, request_id // BRANCH_STRIDE
+
+
+def request_name(request_id: int) -> str:
+    """How a request is shown: ``12``, or ``12.1`` for its second answer."""
+    client_id, index = branch_of(request_id)
+    return f"{client_id}.{index}" if index else str(client_id)
 
 
 class FinishReason(enum.StrEnum):
@@ -67,6 +94,8 @@ class SamplingParams:
     logit_bias: dict[int, float] = field(default_factory=dict)
     logprobs: int | None = None
     """Report the log-probability of each token and of this many alternatives; None: none."""
+    n: int = 1
+    """Answers to the same prompt, each drawn with a seed of its own; they share the prompt's blocks."""
 
     def __post_init__(self) -> None:
         def check(ok: bool, name: str, rule: str) -> None:
@@ -86,6 +115,7 @@ class SamplingParams:
         check(self.max_tokens is None or self.min_tokens <= self.max_tokens, "min_tokens", "at most max_tokens")
         check(all(self.stop), "stop", "strings that are not empty")
         check(self.logprobs is None or 0 <= self.logprobs <= 20, "logprobs", "0 to 20")
+        check(1 <= self.n <= MAX_BRANCHES, "n", f"1 to {MAX_BRANCHES}")
         check(
             all(_finite(b) and -100 <= b <= 100 for b in self.logit_bias.values()),
             "logit_bias",
@@ -109,12 +139,14 @@ class Request:
         "arrival_time",
         "block_hashes",
         "block_ids",
+        "branches",
         "cache_edge",
         "capacity",
         "ends_after",
         "epoch",
         "finish_reason",
         "first_token_time",
+        "host_blocks",
         "length_limit",
         "lost_tokens",
         "max_tokens",
@@ -123,7 +155,10 @@ class Request:
         "num_computed_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "padded",
         "params",
+        "parent",
+        "preempted_at",
         "prefill_end",
         "priority",
         "queued_since",
@@ -183,12 +218,22 @@ class Request:
         """Bumped by preemption and abort: a step's result of an older epoch is dropped."""
         self.queued_since = arrival_time
         """When it began to wait: its arrival, or its last preemption."""
+        self.preempted_at: float | None = None
+        """When its last preemption took it back, until it is again where it was."""
+        self.padded = 0
+        """Positions of padding computed behind its tokens (discipline ``static``)."""
+        self.branches: list[Request] = []
+        """Further answers to the same prompt, which begin once it is computed; empty from then on."""
+        self.parent: Request | None = None
+        """The request whose prompt this one shares, for a further answer."""
         self.admitted_time: float | None = None
         """First admission."""
         self.first_token_time: float | None = None
         # Owned by the KV cache manager.
         self.block_ids: list[int] = []
-        """Its block table."""
+        """Its block table; 0 where the block is in host memory."""
+        self.host_blocks: list[int] = []
+        """The host blocks of a swapped request, in order of the places in the table that are 0."""
         self.capacity = 0
         """Tokens that its blocks hold and it may write without asking."""
         self.block_hashes: list[bytes] = []

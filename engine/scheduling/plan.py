@@ -16,7 +16,13 @@ class SchedulerOutput:
     """One step's work. The columns run in parallel, one entry per request, in the order of execution.
 
     A row computes ``num_new_tokens[i]`` tokens of ``requests[i]`` from position ``starts[i]`` on, and is sampled from
-    exactly when that reaches the end of the request's tokens.
+    exactly when that reaches the end of the request's tokens. Behind them it may compute padding, which nothing reads,
+    or drafts, which the model checks::
+
+        tokens   |  computed before  | new tokens | padding or drafts |
+                 0                start         end    ≤ capacity of the blocks
+
+    Memory moves before anything is computed: first out to the host, then copies on the device, then in from the host.
     """
 
     step: int
@@ -33,10 +39,19 @@ class SchedulerOutput:
     """(source, destination), to be done before the step."""
     kinds: list[int] = field(default_factory=list)
     """:class:`engine.events.RowKind` of each row."""
+    padding: list[int] = field(default_factory=list)
+    """Padding tokens of each row; empty: none anywhere. A row of padding alone has no new tokens."""
+    draft_limits: list[int] = field(default_factory=list)
+    """How many tokens may be drafted for each row; empty: none anywhere. Only rows that decode have any."""
+    swap_out: list[tuple[int, int]] = field(default_factory=list)
+    """(block, host block)."""
+    swap_in: list[tuple[int, int]] = field(default_factory=list)
+    """(host block, block)."""
 
     @property
     def total_tokens(self) -> int:
-        return sum(self.num_new_tokens)
+        """Of the step's budget, drafts at their most."""
+        return sum(self.num_new_tokens) + sum(self.padding) + sum(self.draft_limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +59,11 @@ class ModelRunnerOutput:
     """What the sampled rows of a :class:`SchedulerOutput` gave, in the same order, one entry per row of the plan."""
 
     token_ids: list[list[int]]
-    """New tokens per row: empty where the row was not sampled; several with speculation."""
+    """New tokens per row: empty where the row was not sampled; with speculation the accepted drafts and one more."""
     logprobs: list[list[TokenLogprobs]]
     """As many as token ids, where the request asked; else empty."""
+    drafts: list[int] = field(default_factory=list)
+    """How many tokens were drafted for each row; empty: none anywhere."""
     errors: dict[int, str] = field(default_factory=dict)
     """Row index → why this row alone failed (its logits were not finite)."""
     prepare_seconds: float = 0.0

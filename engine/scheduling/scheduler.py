@@ -21,7 +21,7 @@ from engine.scheduling.counters import Counters
 from engine.scheduling.discipline import Discipline, PlanningDesk
 from engine.scheduling.orders import QueueOrder, WaitingQueue
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
-from engine.scheduling.vllm import VllmDiscipline
+from engine.scheduling.disciplines.vllm import VllmDiscipline
 
 DISCIPLINES: dict[str, type[Discipline]] = {"vllm": VllmDiscipline}
 """One file each in this package."""

@@ -7,7 +7,7 @@ import pytest
 from engine.events import Admitted, Deferred, Preempted, RowKind
 from engine.memory.block_pool import OutOfBlocksError
 from engine.request import SamplingParams
-from engine.scheduling.vllm import RULE_ARRIVAL, RULE_GROWTH
+from engine.scheduling.disciplines.vllm import RULE_ARRIVAL, RULE_GROWTH
 from tests.oracles import (
     EDGE_LENGTHS,
     EngineProbe,
