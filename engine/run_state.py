@@ -17,6 +17,8 @@ from engine.events import (
     Admitted,
     AnyEvent,
     Arrived,
+    BatchEnded,
+    BatchStarted,
     BlockCopied,
     BlocksAllocated,
     BlocksCached,
@@ -24,27 +26,38 @@ from engine.events import (
     BlocksFreed,
     BlocksShared,
     Deferred,
+    Ended,
     Finished,
     Keyframe,
     Preempted,
+    Reconfigured,
+    Recovered,
     Rejected,
     RequestState,
     RunTotals,
     StepRecord,
+    SwapDropped,
+    SwappedIn,
+    SwappedOut,
 )
 from engine.request import FinishReason, RequestStatus
 
 FINISHED_KEPT = 2_000
 """How many finished requests stay for the views; the oldest go first."""
+BATCHES_KEPT = 100
+IN_BATCH = frozenset({RequestStatus.RUNNING, RequestStatus.ENDED})
+"""The states in which a request has a place in the batch."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LedgerEntry:
     """A preemption or a rejection, with the moment it happened."""
 
     step: int
     time: float
     event: Preempted | Rejected
+    recovered: Recovered | None = None
+    """What a preemption cost in the end; None: not known yet."""
 
 
 class RunState:
@@ -58,9 +71,11 @@ class RunState:
         self.step = 0
         self.time = 0.0
         self.num_blocks = 0
+        self.num_host_blocks = 0
         self.block_size = 1
         self.max_num_seqs = 0
         self.token_budget = 0
+        self.discipline = self.order = self.preemption = self.pending_discipline = ""
         self.totals = RunTotals()
         self.requests: dict[int, RequestState] = {}
         """All that are not finished, by id, in order of arrival."""
@@ -68,9 +83,15 @@ class RunState:
         self.ledger: deque[LedgerEntry] = deque(maxlen=FINISHED_KEPT)
         self.deferred: Deferred | None = None
         """Why the head of the queue waits."""
+        self.batch: BatchStarted | None = None
+        """The static batch that runs, where one does and its beginning was seen."""
+        self.batches: deque[BatchEnded] = deque(maxlen=BATCHES_KEPT)
+        """The static batches that have ended, oldest first."""
         self.last_record: StepRecord | None = None
         self.missed_steps = 0
         """Steps whose records were replaced by a keyframe."""
+        self._open_entries: dict[int, LedgerEntry] = {}
+        """The last preemption of each request that has not recovered from it."""
         self._size_blocks(0)
 
     def _size_blocks(self, num_blocks: int) -> None:
@@ -84,11 +105,21 @@ class RunState:
 
     @property
     def num_running(self) -> int:
-        return sum(1 for r in self.requests.values() if r.status == RequestStatus.RUNNING)
+        """Places taken in the batch, those of answers that are complete included."""
+        return sum(1 for r in self.requests.values() if r.status in IN_BATCH)
 
     @property
     def num_waiting(self) -> int:
+        """All others, preempted and swapped ones included."""
         return len(self.requests) - self.num_running
+
+    @property
+    def num_swapped(self) -> int:
+        return sum(1 for r in self.requests.values() if r.status == RequestStatus.SWAPPED)
+
+    @property
+    def host_blocks_used(self) -> int:
+        return sum(len(r.host_blocks) for r in self.requests.values())
 
     @property
     def referenced_blocks(self) -> int:
@@ -106,6 +137,7 @@ class RunState:
         if keyframe.step < self.step or self.num_blocks != keyframe.num_blocks:
             self.finished.clear()
             self.ledger.clear()
+            self.batches.clear()
             self.missed_steps = 0
         elif self.step:
             self.missed_steps += keyframe.step - self.step
@@ -113,15 +145,20 @@ class RunState:
         self.block_size, self.max_num_seqs = keyframe.block_size, keyframe.max_num_seqs
         self.token_budget, self.totals = keyframe.token_budget, keyframe.totals
         self.deferred = keyframe.deferred
-        self.last_record = None
+        self.num_host_blocks = keyframe.num_host_blocks
+        self.discipline, self.pending_discipline = keyframe.discipline, keyframe.pending_discipline
+        self.order, self.preemption = keyframe.order, keyframe.preemption
+        self.last_record = self.batch = None
+        self._open_entries.clear()  # of what happened in a gap nothing is known
         self._size_blocks(keyframe.num_blocks)
         self.requests = {}
         for request in sorted(keyframe.requests, key=lambda r: (r.arrival_time, r.request_id)):
             copy = RequestState(*(getattr(request, name) for name in RequestState.__struct_fields__))
-            copy.blocks = list(request.blocks)
+            copy.blocks, copy.host_blocks = list(request.blocks), list(request.host_blocks)
             self.requests[copy.request_id] = copy
-            self.block_refs[copy.blocks] += 1
-            self.block_owner[copy.blocks] = copy.request_id
+            held = _on_device(copy.blocks)
+            self.block_refs[held] += 1
+            self.block_owner[held] = copy.request_id
         self.block_hashed[keyframe.cached_blocks] = True
 
     def keyframe(self) -> Keyframe:
@@ -137,21 +174,26 @@ class RunState:
             cached_blocks=np.flatnonzero(self.block_hashed).tolist(),
             deferred=self.deferred,
             totals=self.totals,
+            num_host_blocks=self.num_host_blocks,
+            discipline=self.discipline,
+            order=self.order,
+            preemption=self.preemption,
+            pending_discipline=self.pending_discipline,
         )
 
     def apply(self, record: StepRecord) -> None:
         """Advance by one step."""
         self.step, self.time = record.step, record.time
         self.token_budget, self.totals = record.token_budget, record.totals
-        ended: list[Finished] = []
+        ends: list[Ended | Finished] = []
         for event in record.events:
-            if isinstance(event, Finished):
-                ended.append(event)  # its row of this step comes first
+            if isinstance(event, Ended | Finished):
+                ends.append(event)  # its row of this step comes first
             else:
                 self._apply_event(event, record)
         self._apply_columns(record)
-        for event in ended:
-            self._finish(event, record)
+        for event in ends:
+            self._apply_event(event, record)
         self.last_record = record
 
     def _apply_event(self, event: AnyEvent, record: StepRecord) -> None:
@@ -183,6 +225,8 @@ class RunState:
             cached_tokens=0,
             preemptions=0,
             blocks=[],
+            host_blocks=[],
+            parent=event.parent,
         )
 
     def _admit(self, event: Admitted, record: StepRecord) -> None:
@@ -204,12 +248,48 @@ class RunState:
             self.deferred = None
 
     def _preempt(self, event: Preempted, record: StepRecord) -> None:
-        self.ledger.append(LedgerEntry(record.step, record.time, event))
+        entry = LedgerEntry(record.step, record.time, event)
+        self.ledger.append(entry)
+        self._open_entries[event.request_id] = entry
+        request = self.requests.get(event.request_id)
+        if request is None:
+            return
+        request.preemptions += 1
+        if event.mode == "swap":
+            request.status = RequestStatus.SWAPPED
+        else:
+            request.status = RequestStatus.PREEMPTED
+            request.num_computed = 0
+
+    def _swap_out(self, event: SwappedOut, record: StepRecord) -> None:
+        self.block_refs[event.blocks] -= 1
+        request = self.requests.get(event.request_id)
+        if request is not None:
+            moved = set(event.blocks)
+            request.blocks = [0 if b in moved else b for b in request.blocks]
+            request.host_blocks = list(event.host_blocks)
+
+    def _swap_in(self, event: SwappedIn, record: StepRecord) -> None:
+        self.block_refs[event.blocks] = 1
+        self.block_owner[event.blocks] = event.request_id
+        request = self.requests.get(event.request_id)
+        if request is not None:
+            coming = iter(event.blocks)
+            request.blocks = [b or next(coming) for b in request.blocks]
+            request.host_blocks = []
+
+    def _drop_swap(self, event: SwapDropped, record: StepRecord) -> None:
         request = self.requests.get(event.request_id)
         if request is not None:
             request.status = RequestStatus.PREEMPTED
             request.num_computed = 0
-            request.preemptions += 1
+            request.blocks = _on_device(request.blocks)
+            request.host_blocks = []
+
+    def _recover(self, event: Recovered, record: StepRecord) -> None:
+        entry = self._open_entries.pop(event.request_id, None)
+        if entry is not None:
+            entry.recovered = event
 
     def _allocate(self, event: BlocksAllocated, record: StepRecord) -> None:
         self.block_refs[event.blocks] = 1
@@ -249,15 +329,35 @@ class RunState:
             gone = set(event.blocks)
             request.blocks = [b for b in request.blocks if b not in gone]
 
+    def _begin_batch(self, event: BatchStarted, record: StepRecord) -> None:
+        self.batch = event
+
+    def _end_batch(self, event: BatchEnded, record: StepRecord) -> None:
+        self.batch = None
+        self.batches.append(event)
+
+    def _reconfigure(self, event: Reconfigured, record: StepRecord) -> None:
+        self.discipline, self.pending_discipline = event.discipline, event.pending_discipline
+        self.order, self.preemption = event.order, event.preemption
+
     def _reject(self, event: Rejected, record: StepRecord) -> None:
         self.ledger.append(LedgerEntry(record.step, record.time, event))
         self.requests.pop(event.request_id, None)
 
+    def _end(self, event: Ended, record: StepRecord) -> None:
+        request = self.requests.get(event.request_id)
+        if request is not None:
+            request.status = RequestStatus.ENDED
+            request.finish_reason = event.reason
+            request.output_tokens = event.output_tokens
+
     def _finish(self, event: Finished, record: StepRecord) -> None:
         self._clear_deferred(event.request_id)
+        self._open_entries.pop(event.request_id, None)
         request = self.requests.pop(event.request_id, None)
         if request is None:
             return
+        request.blocks, request.host_blocks = [], []
         request.status = RequestStatus.FINISHED
         request.finish_reason = event.reason
         request.output_tokens = event.output_tokens
@@ -266,11 +366,23 @@ class RunState:
         self.finished.append(request)
 
 
+def _on_device(table: list[int]) -> list[int]:
+    """The blocks of a table without the empty places of those in host memory."""
+    return [block for block in table if block]
+
+
 _HANDLERS: dict[type, Callable[[RunState, Any, StepRecord], None]] = {
     Arrived: RunState._arrive,
     Admitted: RunState._admit,
     Deferred: RunState._defer,
     Preempted: RunState._preempt,
+    SwappedOut: RunState._swap_out,
+    SwappedIn: RunState._swap_in,
+    SwapDropped: RunState._drop_swap,
+    Recovered: RunState._recover,
+    BatchStarted: RunState._begin_batch,
+    BatchEnded: RunState._end_batch,
+    Reconfigured: RunState._reconfigure,
     BlocksAllocated: RunState._allocate,
     BlocksShared: RunState._share,
     BlocksCached: RunState._cache,
@@ -278,4 +390,6 @@ _HANDLERS: dict[type, Callable[[RunState, Any, StepRecord], None]] = {
     BlockCopied: RunState._copy,
     BlocksFreed: RunState._free,
     Rejected: RunState._reject,
+    Ended: RunState._end,
+    Finished: RunState._finish,
 }
