@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -22,6 +23,8 @@ from kernels.sampling import SampledTokens, SamplingBatch, TokenLogprobs
 from kernels.spec import DecoderSpec, StepBatch
 
 NOT_FINITE = "the model's output was not a finite number at token {position}, so the answer ends here; {cause}"
+PADDING_TOKEN = 0
+"""What padding computes; nothing reads what that gives."""
 
 
 class ModelRunner:
@@ -100,33 +103,58 @@ def not_finite_cause(dtype: torch.dtype) -> str:
     return f"its weights are damaged: they give no finite numbers in {dtype_name(dtype)}"
 
 
-def build_step_batch(output: SchedulerOutput, block_size: int, device: torch.device) -> StepBatch:
-    """The tensors of a plan; numpy on the host, one copy of each to the device."""
-    num_requests = len(output.requests)
-    lengths = np.array(output.num_new_tokens, dtype=np.int64)
-    starts = np.array(output.starts, dtype=np.int64)
-    query_start = np.zeros(num_requests + 1, dtype=np.int32)
+def build_step_batch(
+    output: SchedulerOutput, block_size: int, device: torch.device, drafts: Sequence[Sequence[int]] = ()
+) -> StepBatch:
+    """The tensors of a plan. A row computes its new tokens, then its drafts or its padding; a sampled one has logits of
+    its last new token and of each draft behind it. ``drafts``: one list per row, or none at all."""
+    tokens = [
+        request.token_ids[start : start + count]
+        for request, start, count in zip(output.requests, output.starts, output.num_new_tokens, strict=True)
+    ]
+    new_tokens = np.array(output.num_new_tokens, dtype=np.int64)
+    num_logits = np.array(output.samples, dtype=np.int64)
+    if output.padding:
+        for row, padding in zip(tokens, output.padding, strict=True):
+            row += [PADDING_TOKEN] * padding
+    if drafts:
+        for row, drafted in zip(tokens, drafts, strict=True):
+            row += drafted
+        num_logits += [len(drafted) for drafted in drafts]
+    return step_batch(tokens, output.starts, output.block_tables, new_tokens - 1, num_logits, block_size, device)
+
+
+def step_batch(
+    tokens: Sequence[Sequence[int]],
+    starts: Sequence[int],
+    block_tables: Sequence[Sequence[int]],
+    first_logits: np.ndarray,
+    num_logits: np.ndarray,
+    block_size: int,
+    device: torch.device,
+) -> StepBatch:
+    """The tensors of rows of ``tokens`` from positions ``starts`` on; numpy on the host, one copy each to the device.
+    Row i has ``num_logits[i]`` rows of logits, from its token ``first_logits[i]`` on."""
+    query_lens = [len(row) for row in tokens]
+    lengths = np.array(query_lens, dtype=np.int64)
+    first_positions = np.array(starts, dtype=np.int64)
+    query_start = np.zeros(len(tokens) + 1, dtype=np.int32)
     np.cumsum(lengths, out=query_start[1:])
     num_tokens = int(query_start[-1])
-    seq_lens = (starts + lengths).astype(np.int32)
+    seq_lens = (first_positions + lengths).astype(np.int32)
 
-    widest = max((len(table) for table in output.block_tables), default=0)
-    tables = np.zeros((num_requests, max(widest, 1)), dtype=np.int32)
-    token_ids = np.empty(num_tokens, dtype=np.int64)
-    for row, (request, table) in enumerate(zip(output.requests, output.block_tables, strict=True)):
+    widest = max((len(table) for table in block_tables), default=0)
+    tables = np.zeros((len(tokens), max(widest, 1)), dtype=np.int32)
+    for row, table in enumerate(block_tables):
         tables[row, : len(table)] = table
-        start, count = output.starts[row], output.num_new_tokens[row]
-        first = query_start[row]
-        if count == 1:
-            token_ids[first] = request.token_ids[start]
-        else:
-            token_ids[first : first + count] = request.token_ids[start : start + count]
 
-    rows = np.repeat(np.arange(num_requests), lengths)
-    positions = np.arange(num_tokens) - np.repeat(query_start[:-1] - starts, lengths)
-    blocks = tables[rows, positions // block_size].astype(np.int64)
+    token_ids = np.fromiter(chain.from_iterable(tokens), dtype=np.int64, count=num_tokens)
+    positions = np.arange(num_tokens) - np.repeat(query_start[:-1] - first_positions, lengths)
+    blocks = tables[np.repeat(np.arange(len(tokens)), lengths), positions // block_size].astype(np.int64)
     slots = blocks * block_size + positions % block_size
-    logits_rows = query_start[1:][np.array(output.samples, dtype=bool)].astype(np.int64) - 1
+    logits_before = np.cumsum(num_logits) - num_logits
+    logits_rows = np.repeat(query_start[:-1] + first_logits - logits_before, num_logits)
+    logits_rows += np.arange(logits_rows.shape[0])
 
     def tensor(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
@@ -139,6 +167,6 @@ def build_step_batch(output: SchedulerOutput, block_size: int, device: torch.dev
         seq_lens=tensor(seq_lens),
         block_tables=tensor(tables),
         logits_rows=tensor(logits_rows),
-        query_lens_list=list(output.num_new_tokens),
+        query_lens_list=query_lens,
         seq_lens_list=seq_lens.tolist(),
     )
