@@ -59,6 +59,18 @@ class Backend(Protocol):
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination) in all layers, before the step that writes the destinations."""
 
+    def allocate_host_kv(self, num_blocks: int) -> None:
+        """Room in host memory for the host block ids 1 … ``num_blocks`` - 1, in place of what was there; 0 is no block,
+        as on the device. Comes after ``allocate_kv``. The memory itself may be taken only once it is written."""
+
+    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks (block, host block) of all layers into host memory; ready for the next ``swap_in``.
+        ValueError for ids that do not exist and for a destination named twice."""
+
+    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks (host block, block) of all layers back, before the step that reads them. ValueError as in
+        :meth:`swap_out`."""
+
     def embed(self, batch: StepBatch) -> Activations: ...
 
     def attention_block(self, layer: int, x: Activations, batch: StepBatch) -> Activations:
@@ -72,3 +84,16 @@ class Backend(Protocol):
         """Final norm and language-model head of ``batch.logits_rows``: float32 [R, vocab_size]."""
 
     def sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> SampledTokens: ...
+
+
+def check_swap(pairs: Sequence[tuple[int, int]], num_sources: int, num_destinations: int) -> None:
+    """Raise ValueError unless every pair (source, destination) names two blocks that exist, 0 not among them, and no
+    destination is named twice: a block lost in memory would only show as a wrong answer."""
+    for source, destination in pairs:
+        if not (0 < source < num_sources and 0 < destination < num_destinations):
+            raise ValueError(
+                f"block {source} cannot be moved to block {destination}: there are the blocks 1 to {num_sources - 1} "
+                f"to move from and 1 to {num_destinations - 1} to move to"
+            )
+    if len({destination for _, destination in pairs}) < len(pairs):
+        raise ValueError(f"blocks are moved to the same place: {sorted(destination for _, destination in pairs)}")

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from kernels.backend import Activations
+from kernels.backend import Activations, check_swap
 from kernels.cpu.attention import AttentionPlanner, attend
 from kernels.cpu.sampling import sample
 from kernels.cpu.weights import DecoderWeights, pack_decoder
@@ -45,6 +45,7 @@ class CpuBackend:
         self._spec: DecoderSpec | None = None
         self._weights: DecoderWeights | None = None
         self._storage: torch.Tensor | None = None
+        self._host_storage: torch.Tensor | None = None
         self._block_size = 0
         self._step: _Step | None = None
         self._eps = torch.tensor(0.0)
@@ -71,22 +72,30 @@ class CpuBackend:
         return self.spec.kv_bytes_per_token() * block_size
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
-        spec = self.spec
         self._storage = None
-        per_layer = block_size * 2 * spec.num_kv_heads * spec.head_dim
-        size = spec.num_layers * num_blocks * per_layer * spec.dtype.itemsize
-        # numpy asks the system for zeroed pages, which take no memory until they are written; torch would write them.
-        self._storage = (
-            torch.from_numpy(np.zeros(size, np.uint8)).view(spec.dtype).view(spec.num_layers, num_blocks, per_layer)
-        )
         self._block_size = block_size
+        self._storage = self._blocks(num_blocks)
+
+    def allocate_host_kv(self, num_blocks: int) -> None:
+        self._host_storage = None
+        self._host_storage = self._blocks(num_blocks)
 
     @torch.inference_mode()
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         storage = self._kv()
-        sources = torch.tensor([source for source, _ in pairs], dtype=torch.int64)
-        destinations = torch.tensor([destination for _, destination in pairs], dtype=torch.int64)
-        storage.index_copy_(1, destinations, storage.index_select(1, sources))
+        _move(storage, storage, pairs)
+
+    @torch.inference_mode()
+    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        storage, host = self._kv(), self._host_kv()
+        check_swap(pairs, storage.shape[1], host.shape[1])
+        _move(storage, host, pairs)
+
+    @torch.inference_mode()
+    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        storage, host = self._kv(), self._host_kv()
+        check_swap(pairs, host.shape[1], storage.shape[1])
+        _move(host, storage, pairs)
 
     @torch.inference_mode()
     def embed(self, batch: StepBatch) -> Activations:
@@ -134,6 +143,20 @@ class CpuBackend:
             raise RuntimeError("allocate the KV storage first")
         return self._storage
 
+    def _host_kv(self) -> torch.Tensor:
+        if self._host_storage is None:
+            raise RuntimeError("allocate the host's KV storage first")
+        return self._host_storage
+
+    def _blocks(self, num_blocks: int) -> torch.Tensor:
+        """Zeroed storage [layers, blocks, values of a block]."""
+        spec = self.spec
+        values = self._block_size * 2 * spec.num_kv_heads * spec.head_dim
+        size = spec.num_layers * num_blocks * values * spec.dtype.itemsize
+        # numpy asks the system for zeroed pages, which take no memory until they are written; torch would write them.
+        memory = torch.from_numpy(np.zeros(size, np.uint8))
+        return memory.view(spec.dtype).view(spec.num_layers, num_blocks, values)
+
     def _prepared(self, batch: StepBatch) -> _Step:
         if self._step is None or self._step.batch is not batch:
             self._step = self._prepare(batch)
@@ -166,3 +189,10 @@ class CpuBackend:
         else:
             product = torch.view_as_complex(rotated.float().unflatten(-1, (-1, 2))) * rotation
             rotated.copy_(torch.view_as_real(product).flatten(-2))
+
+
+def _move(source: torch.Tensor, destination: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
+    """Copies blocks (source, destination) between storages [layers, blocks, values]; all are read before any is
+    written."""
+    table = torch.tensor(pairs, dtype=torch.int64)
+    destination.index_copy_(1, table[:, 1], source.index_select(1, table[:, 0]))

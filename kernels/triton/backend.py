@@ -20,12 +20,13 @@ import torch
 import torch.nn.functional as F
 import triton
 
-from kernels.backend import Activations
+from kernels.backend import Activations, check_swap
 from kernels.cpu.sampling import sample
 from kernels.sampling import SampledTokens, SamplingBatch, TokenLogprobs
 from kernels.spec import DecoderSpec, StepBatch
 from kernels.triton.activation import silu_mul
-from kernels.triton.block_copy import copy_blocks
+from kernels.triton.block_copy import copy_blocks, move_blocks
+from kernels.triton.host_memory import reachable_zeros
 from kernels.triton.kv_write import kv_write
 from kernels.triton.norms import rms_norm
 from kernels.triton.paged_attention import paged_attention
@@ -57,6 +58,8 @@ class TritonBackend:
         self._spec: DecoderSpec | None = None
         self._weights: DecoderWeights | None = None
         self._kv: torch.Tensor | None = None
+        self._num_host_blocks = 0
+        self._host_kv: torch.Tensor | None = None
         self._rotation: _Rotation | None = None
 
     @property
@@ -93,10 +96,25 @@ class TritonBackend:
         shape = (spec.num_layers, 2, num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
         self._kv = torch.zeros(shape, dtype=spec.dtype, device=self.device)
 
+    def allocate_host_kv(self, num_blocks: int) -> None:
+        self._host_kv = None
+        self._num_host_blocks = num_blocks
+
     @torch.inference_mode()
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        planes, blocks = 2 * self.kv.shape[0], self.kv.shape[2]
-        copy_blocks(self.kv.view(planes, blocks, -1), pairs)
+        copy_blocks(self._planes(), pairs)
+
+    @torch.inference_mode()
+    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        planes, host = self._planes(), self._host_planes()
+        check_swap(pairs, planes.shape[1], host.shape[1])
+        move_blocks(planes, host, pairs, self.device)
+
+    @torch.inference_mode()
+    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        planes, host = self._planes(), self._host_planes()
+        check_swap(pairs, host.shape[1], planes.shape[1])
+        move_blocks(host, planes, pairs, self.device)
 
     @torch.inference_mode()
     def embed(self, batch: StepBatch) -> Activations:
@@ -158,6 +176,20 @@ class TritonBackend:
         for i, report in zip(special, drawn.logprobs, strict=True):
             logprobs[i] = report
         return SampledTokens(chosen, logprobs)
+
+    def _planes(self) -> torch.Tensor:
+        """[2 · layers, blocks, elements of a block under all heads]"""
+        return self.kv.view(2 * self.kv.shape[0], self.kv.shape[2], -1)
+
+    def _host_planes(self) -> torch.Tensor:
+        """The host's blocks in the same layout. Allocated with the first block that moves: locking pages takes time and
+        takes them from everybody else, and most runs never swap."""
+        if self._host_kv is None:
+            if self._num_host_blocks == 0:
+                raise RuntimeError("allocate the host's KV storage first")
+            planes, _, elements = self._planes().shape
+            self._host_kv = reachable_zeros((planes, self._num_host_blocks, elements), self.kv.dtype, self.device)
+        return self._host_kv
 
     def _rotation_of(self, batch: StepBatch) -> _Rotation:
         """Computed with the step's first layer."""

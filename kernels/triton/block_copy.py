@@ -1,4 +1,5 @@
-"""Copies of whole KV blocks, all layers and keys and values in one launch."""
+"""Copies of whole KV blocks, all layers and keys and values in one launch: within the pool, or between the pool and
+page-locked host memory, which a GPU reads and writes itself."""
 
 from __future__ import annotations
 
@@ -17,18 +18,24 @@ def copy_constants(block_elements: int) -> dict[str, int]:
     return {"ELEMENTS": block_elements, "BLOCK": min(BLOCK, triton.next_power_of_2(block_elements))}
 
 
-@triton.jit(do_not_specialize=["num_blocks"], do_not_specialize_on_alignment=["pairs_ptr"])
+@triton.jit(do_not_specialize=["source_blocks", "destination_blocks"], do_not_specialize_on_alignment=["pairs_ptr"])
 def copy_blocks_kernel(
-    kv_ptr: tl.tensor, pairs_ptr: tl.tensor, num_blocks: tl.tensor, ELEMENTS: tl.constexpr, BLOCK: tl.constexpr
+    source_ptr: tl.tensor,
+    destination_ptr: tl.tensor,
+    pairs_ptr: tl.tensor,
+    source_blocks: tl.tensor,
+    destination_blocks: tl.tensor,
+    ELEMENTS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:
     pair = tl.program_id(0)
-    plane = kv_ptr + tl.program_id(1).to(tl.int64) * num_blocks * ELEMENTS
-    source = tl.load(pairs_ptr + 2 * pair)
-    destination = tl.load(pairs_ptr + 2 * pair + 1)
+    plane = tl.program_id(1).to(tl.int64)
+    source = plane * source_blocks + tl.load(pairs_ptr + 2 * pair)
+    destination = plane * destination_blocks + tl.load(pairs_ptr + 2 * pair + 1)
     offsets = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < ELEMENTS
-    values = tl.load(plane + source * ELEMENTS + offsets, mask=mask)
-    tl.store(plane + destination * ELEMENTS + offsets, values, mask=mask)
+    values = tl.load(source_ptr + source * ELEMENTS + offsets, mask=mask)
+    tl.store(destination_ptr + destination * ELEMENTS + offsets, values, mask=mask)
 
 
 def independent_waves(pairs: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
@@ -48,9 +55,19 @@ def independent_waves(pairs: Sequence[tuple[int, int]]) -> list[list[tuple[int, 
 
 def copy_blocks(kv: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:
     """Copy blocks (source, destination), in order, in ``kv`` [planes, blocks, elements], contiguous."""
-    planes, num_blocks, elements = kv.shape
-    constants = copy_constants(elements)
     for wave in independent_waves(pairs):
-        table = torch.tensor(wave, dtype=torch.int64, device=kv.device)
-        grid = (len(wave), planes, triton.cdiv(elements, constants["BLOCK"]))
-        copy_blocks_kernel[grid](kv, table, num_blocks, **constants, num_warps=NUM_WARPS)
+        move_blocks(kv, kv, wave, kv.device)
+
+
+def move_blocks(
+    source: torch.Tensor, destination: torch.Tensor, pairs: Sequence[tuple[int, int]], device: torch.device
+) -> None:
+    """Copy blocks of ``source`` to blocks of ``destination``, all at once: no copy may depend on another. Both are
+    [planes, blocks, elements], contiguous, of one type and in memory that ``device`` reaches."""
+    planes, source_blocks, elements = source.shape
+    constants = copy_constants(elements)
+    table = torch.tensor(pairs, dtype=torch.int64, device=device)
+    grid = (len(pairs), planes, triton.cdiv(elements, constants["BLOCK"]))
+    copy_blocks_kernel[grid](
+        source, destination, table, source_blocks, destination.shape[1], **constants, num_warps=NUM_WARPS
+    )

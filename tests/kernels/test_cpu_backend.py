@@ -225,3 +225,58 @@ def test_kv_bytes_are_what_is_allocated() -> None:
     assert storage.numel() * storage.element_size() == 10 * backend.kv_bytes_per_block(16)
     assert backend.kv_bytes_per_block(16) == 16 * BASE.kv_bytes_per_token()
     assert not storage.any()
+
+
+# Host memory ---------------------------------------------------------------------------------------------------------
+
+
+def filled_backend(num_blocks: int, num_host_blocks: int) -> tuple[CpuBackend, torch.Tensor]:
+    """A backend whose pool holds numbers, and a copy of them: [layers, blocks, values]."""
+    backend = CpuBackend()
+    backend.load(BASE, random_weights(BASE))
+    backend.allocate_kv(num_blocks, 4)
+    backend.allocate_host_kv(num_host_blocks)
+    backend._kv().copy_(torch.randn(backend._kv().shape, generator=torch.Generator().manual_seed(4)))
+    return backend, backend._kv().clone()
+
+
+def test_swapped_blocks_come_back_in_every_layer() -> None:
+    """Pairs in odd orders, to other blocks than they came from, and out of blocks that were overwritten meanwhile."""
+    backend, before = filled_backend(12, 9)
+    backend.swap_out([(7, 3), (2, 8), (11, 1)])
+    backend._kv()[:, [7, 2, 11]] = math.nan
+    backend.swap_out([(5, 4)])
+    backend.swap_in([(8, 9), (1, 2), (4, 11), (3, 7)])
+    expected = before.clone()
+    expected[:, [9, 2, 11, 7]] = before[:, [2, 11, 5, 7]]
+    assert torch.equal(backend._kv(), expected)
+
+
+def test_many_blocks_move_at_once() -> None:
+    backend, before = filled_backend(2001, 1500)
+    generator = random.Random(8)
+    blocks, host_blocks = generator.sample(range(1, 2001), 1499), generator.sample(range(1, 1500), 1499)
+    backend.swap_out(list(zip(blocks, host_blocks, strict=True)))
+    backend._kv()[:, blocks] = 0.0
+    backend.swap_in(list(zip(host_blocks, blocks, strict=True)))
+    assert torch.equal(backend._kv(), before)
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (1, 0), (12, 1), (1, 9), (-1, 1), (1, -2)])
+def test_blocks_that_do_not_exist_are_not_moved(pair: tuple[int, int]) -> None:
+    backend, before = filled_backend(12, 9)
+    with pytest.raises(ValueError, match="blocks 1 to"):
+        backend.swap_out([(2, 3), pair])
+    with pytest.raises(ValueError, match="blocks 1 to"):
+        backend.swap_in([(3, 2), (pair[1], pair[0])])
+    for move in (backend.swap_out, backend.swap_in):
+        with pytest.raises(ValueError, match="same place"):
+            move([(2, 3), (4, 3)])
+    assert torch.equal(backend._kv(), before)
+
+
+def test_host_memory_is_asked_for_before_it_is_used() -> None:
+    backend, _ = filled_backend(12, 9)
+    backend._host_storage = None
+    with pytest.raises(RuntimeError, match="host"):
+        backend.swap_out([(1, 1)])

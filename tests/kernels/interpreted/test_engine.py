@@ -142,3 +142,60 @@ def test_a_storage_takes_what_it_says() -> None:
     backend.allocate_kv(7, 16)
     assert backend.kv.nbytes == 7 * backend.kv_bytes_per_block(16)
     assert torch.count_nonzero(backend.kv) == 0
+
+
+def _filled(num_blocks: int, num_host_blocks: int) -> tuple[TritonBackend, torch.Tensor]:
+    """A backend whose pool holds numbers, and a copy of them."""
+    spec = SPECS["biases, two kv heads, partial rotary, a layer without"]
+    backend = TritonBackend("cpu")
+    backend.load(spec, _weights(spec))
+    backend.allocate_kv(num_blocks, BLOCK_SIZE)
+    backend.allocate_host_kv(num_host_blocks)
+    with torch.inference_mode():
+        backend.kv.copy_(torch.randn(backend.kv.shape, generator=torch.Generator().manual_seed(4)))
+        return backend, backend.kv.clone()
+
+
+@torch.inference_mode()
+def test_swapped_blocks_come_back_in_every_layer() -> None:
+    backend, before = _filled(12, 9)
+    backend.swap_out([(7, 3), (2, 8), (11, 1)])
+    backend.kv[:, :, [7, 2, 11]] = float("nan")
+    backend.swap_out([(5, 4)])
+    backend.swap_in([(8, 9), (1, 2), (4, 11), (3, 7)])
+    expected = before.clone()
+    expected[:, :, [9, 2, 11, 7]] = before[:, :, [2, 11, 5, 7]]
+    assert torch.equal(backend.kv, expected)
+
+
+@torch.inference_mode()
+def test_many_blocks_move_at_once() -> None:
+    backend, before = _filled(130, 200)
+    order = torch.randperm(129, generator=torch.Generator().manual_seed(1)) + 1
+    blocks, host_blocks = order.tolist(), (199 - torch.arange(129)).tolist()
+    backend.swap_out(list(zip(blocks, host_blocks, strict=True)))
+    backend.kv.zero_()
+    backend.swap_in(list(zip(host_blocks, blocks, strict=True)))
+    assert torch.equal(backend.kv[:, :, 1:], before[:, :, 1:])
+
+
+@pytest.mark.parametrize("pair", [(0, 1), (1, 0), (12, 1), (1, 9), (-1, 1)])
+def test_blocks_that_do_not_exist_are_not_moved(pair: tuple[int, int]) -> None:
+    backend, before = _filled(12, 9)
+    with pytest.raises(ValueError, match="blocks 1 to"):
+        backend.swap_out([(2, 3), pair])
+    with pytest.raises(ValueError, match="blocks 1 to"):
+        backend.swap_in([(3, 2), (pair[1], pair[0])])
+    for move in (backend.swap_out, backend.swap_in):
+        with pytest.raises(ValueError, match="same place"):
+            move([(2, 3), (4, 3)])
+    assert torch.equal(backend.kv, before)
+
+
+def test_host_memory_is_asked_for_before_it_is_used() -> None:
+    backend = TritonBackend("cpu")
+    spec = SPECS["biases, two kv heads, partial rotary, a layer without"]
+    backend.load(spec, _weights(spec))
+    backend.allocate_kv(3, BLOCK_SIZE)
+    with pytest.raises(RuntimeError, match="host"):
+        backend.swap_out([(1, 1)])

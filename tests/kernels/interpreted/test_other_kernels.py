@@ -125,6 +125,7 @@ def test_copies_beyond_two_to_the_31() -> None:
     block(0, 1).fill_(1.0)
     block(1, 1).fill_(2.0)
     pairs = torch.tensor([[1, num_blocks - 1]])
-    copy_blocks_kernel[(1, 2, 1)](block(0, 0), pairs, num_blocks, **copy_constants(elements))
+    start = block(0, 0)
+    copy_blocks_kernel[(1, 2, 1)](start, start, pairs, num_blocks, num_blocks, **copy_constants(elements))
     assert bool((block(0, num_blocks - 1) == 1.0).all())
     assert bool((block(1, num_blocks - 1) == 2.0).all())
