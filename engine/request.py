@@ -135,6 +135,7 @@ class Request:
     """
 
     __slots__ = (
+        "__weakref__",
         "admitted_time",
         "arrival_time",
         "block_hashes",
@@ -146,6 +147,7 @@ class Request:
         "epoch",
         "finish_reason",
         "first_token_time",
+        "footprint",
         "host_blocks",
         "length_limit",
         "lost_tokens",
@@ -201,6 +203,8 @@ class Request:
         """All ids that end it: the client's own and, unless it ignores them, the model's."""
         self.length_limit = self.num_prompt_tokens + min(max_tokens, ends_after or max_tokens)
         """Prompt and output at which it ends by length. Only the update after a step looks at it."""
+        self.footprint = self.num_prompt_tokens + max_tokens - 1
+        """Tokens whose keys and values it may ever need: those of the last one are never read."""
         self.min_length = self.num_prompt_tokens + params.min_tokens
         """Prompt and output before which no stop id ends it."""
         self.status = RequestStatus.WAITING

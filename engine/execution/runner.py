@@ -2,8 +2,11 @@
 
 ::
 
-    SchedulerOutput ─▶ block copies ─▶ StepBatch ─▶ embed, layers, head ─▶ sample ─▶ ModelRunnerOutput
-                       └────────── prepare ───────┘└────── forward ─────┘└─ sample ─┘      timings
+    SchedulerOutput ─▶ blocks move ─▶ draft ─▶ StepBatch ─▶ embed, layers, head ─▶ sample, accept ─▶ ModelRunnerOutput
+                       └───────────── prepare ───────────┘└────── forward ──────┘└──── sample ───┘      timings
+
+Drafts live within one call: what of them was accepted is in the result, the rest is gone. Why that changes no answer
+is said in :mod:`engine.execution.proposers`.
 """
 
 from __future__ import annotations
@@ -15,11 +18,12 @@ from itertools import chain
 import numpy as np
 import torch
 
+from engine.execution.proposers import Proposer, num_accepted
 from engine.execution.sampler import sampling_row
 from engine.execution.sizing import dtype_name
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
-from kernels.backend import Backend
-from kernels.sampling import SampledTokens, SamplingBatch, TokenLogprobs
+from kernels.backend import Activations, Backend
+from kernels.sampling import SampledTokens, SamplingBatch, SamplingRow, TokenLogprobs
 from kernels.spec import DecoderSpec, StepBatch
 
 NOT_FINITE = "the model's output was not a finite number at token {position}, so the answer ends here; {cause}"
@@ -36,19 +40,22 @@ class ModelRunner:
         spec: DecoderSpec,
         block_size: int,
         clock: Callable[[], float] = time.perf_counter,
+        proposer: Proposer | None = None,
     ) -> None:
+        """``proposer`` drafts where the plan lets rows draft; None: plans let none."""
         self._backend = backend
         self._spec = spec
         self._block_size = block_size
         self._clock = clock
+        self._proposer = proposer
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         begin = self._clock()
-        if output.block_copies:
-            self._backend.copy_blocks(output.block_copies)
-        batch = build_step_batch(output, self._block_size, self._backend.device)
+        move_blocks(self._backend, output)
+        drafts = self._proposer.propose(output) if self._proposer is not None else []
+        batch = build_step_batch(output, self._block_size, self._backend.device, drafts)
         sampled_rows = [row for row, samples in enumerate(output.samples) if samples]
-        sampling = SamplingBatch([sampling_row(output.requests[row]) for row in sampled_rows])
+        sampling = SamplingBatch(_sampling_rows(output, sampled_rows, drafts))
         prepared = self._clock()
         logits = self.forward(batch)
         forwarded = self._clock()
@@ -57,43 +64,86 @@ class ModelRunner:
         errors: dict[int, str] = {}
         if sampled_rows:
             sampled = self._backend.sample(logits, sampling)
-            self._collect(output, sampled_rows, sampled, token_ids, logprobs, errors)
+            self._collect(output, sampled_rows, drafts, sampled, token_ids, logprobs, errors)
+        sampled_at = self._clock()
+        if drafts and self._proposer is not None:
+            self._proposer.settle(output, drafts, token_ids)
         return ModelRunnerOutput(
             token_ids=token_ids,
             logprobs=logprobs,
+            drafts=[len(drafted) for drafted in drafts],
             errors=errors,
             prepare_seconds=prepared - begin,
             forward_seconds=forwarded - prepared,
-            sample_seconds=self._clock() - forwarded,
+            sample_seconds=sampled_at - forwarded,
         )
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """Logits, float32 [R, vocab], of ``batch.logits_rows``; writes the keys and values of all its tokens."""
-        backend = self._backend
-        x = backend.embed(batch)
-        for layer in range(self._spec.num_layers):
-            x = backend.attention_block(layer, x, batch)
-            x = backend.mlp_block(layer, x)
-        return backend.head(x, batch)
+        return self._backend.head(run_layers(self._backend, self._spec, batch), batch)
 
     def _collect(
         self,
         output: SchedulerOutput,
         sampled_rows: list[int],
+        drafts: list[list[int]],
         sampled: SampledTokens,
         token_ids: list[list[int]],
         logprobs: list[list[TokenLogprobs]],
         errors: dict[int, str],
     ) -> None:
-        for index, (row, token) in enumerate(zip(sampled_rows, sampled.token_ids.tolist(), strict=True)):
-            if token < 0:
+        drawn, end = sampled.token_ids.tolist(), 0
+        for row in sampled_rows:
+            begin = end
+            kept = 1
+            if drafts and drafts[row]:
+                end = begin + 1 + len(drafts[row])
+                kept += num_accepted(drafts[row], drawn[begin:end])
+            else:
+                end = begin + 1
+            if drawn[begin + kept - 1] < 0:
+                # Only the last one can be no token: none before it would equal a draft. Behind accepted drafts the
+                # answer just stops short of it, and the next step meets it first.
+                kept -= 1
+            if kept == 0:
                 position = output.starts[row] + output.num_new_tokens[row]
                 errors[row] = NOT_FINITE.format(position=position, cause=not_finite_cause(self._spec.dtype))
                 continue
-            token_ids[row] = [token]
-            report = sampled.logprobs[index] if sampled.logprobs else None
-            if report is not None:
-                logprobs[row] = [report]
+            token_ids[row] = drawn[begin : begin + kept]
+            if sampled.logprobs:
+                reports = sampled.logprobs[begin : begin + kept]
+                logprobs[row] = [report for report in reports if report is not None]
+
+
+def _sampling_rows(output: SchedulerOutput, sampled_rows: list[int], drafts: list[list[int]]) -> list[SamplingRow]:
+    """One for each row of logits of the step, in their order."""
+    if not drafts:
+        return [sampling_row(output.requests[row]) for row in sampled_rows]
+    return [
+        sampling_row(output.requests[row], drafts[row][:count])
+        for row in sampled_rows
+        for count in range(len(drafts[row]) + 1)
+    ]
+
+
+def move_blocks(backend: Backend, output: SchedulerOutput) -> None:
+    """The plan's moves of memory. In this order a block may be swapped out, copied over and filled from the host in
+    one step."""
+    if output.swap_out:
+        backend.swap_out(output.swap_out)
+    if output.block_copies:
+        backend.copy_blocks(output.block_copies)
+    if output.swap_in:
+        backend.swap_in(output.swap_in)
+
+
+def run_layers(backend: Backend, spec: DecoderSpec, batch: StepBatch) -> Activations:
+    """The residual stream behind the last layer; writes the keys and values of all tokens of the batch."""
+    x = backend.embed(batch)
+    for layer in range(spec.num_layers):
+        x = backend.attention_block(layer, x, batch)
+        x = backend.mlp_block(layer, x)
+    return x
 
 
 def not_finite_cause(dtype: torch.dtype) -> str:

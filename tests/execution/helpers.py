@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from engine.execution.draft_model import DraftModel
+from engine.execution.proposers import NgramProposer, Proposer
 from engine.execution.runner import ModelRunner, build_step_batch
 from engine.models.checkpoint import Checkpoint
 from engine.request import Request, SamplingParams
@@ -19,23 +21,35 @@ from kernels.spec import DecoderSpec
 class PagedModel:
     """Gives every sequence blocks from a shuffled pool: neighbours in a context are rarely neighbours in memory."""
 
-    def __init__(self, folder: Path, *, block_size: int, num_blocks: int, dtype: torch.dtype = torch.float32) -> None:
-        checkpoint = Checkpoint.open(folder)
-        self.spec: DecoderSpec = checkpoint.spec(dtype)
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        block_size: int,
+        num_blocks: int,
+        dtype: torch.dtype = torch.float32,
+        proposer: Proposer | None = None,
+        draft_folder: Path | None = None,
+    ) -> None:
+        """With ``draft_folder`` the model in it drafts; without it ``proposer``, else by n-grams."""
         self.block_size = block_size
-        self.backend = CpuBackend()
-        self.backend.load(self.spec, checkpoint.tensors(self.spec))
-        self.backend.allocate_kv(num_blocks + 1, block_size)
-        self.runner = ModelRunner(self.backend, self.spec, block_size)
+        self.spec, self.backend = _load(folder, num_blocks, block_size, dtype)
+        self.draft_backend: CpuBackend | None = None
+        if draft_folder is not None:
+            spec, self.draft_backend = _load(draft_folder, num_blocks, block_size, dtype)
+            proposer = DraftModel(self.draft_backend, spec, block_size, f"draft:{draft_folder}")
+        self.runner = ModelRunner(self.backend, self.spec, block_size, proposer=proposer or NgramProposer())
         self._free = list(range(1, num_blocks + 1))
         random.Random(5).shuffle(self._free)
         self._tables: dict[int, list[int]] = {}
 
-    def plan(self, work: list[tuple[Request, int]], samples: bool = True) -> SchedulerOutput:
+    def plan(
+        self, work: list[tuple[Request, int]], samples: bool = True, draft_limits: list[int] | None = None
+    ) -> SchedulerOutput:
         """A step that computes the next ``count`` tokens of each request."""
-        for request, count in work:
+        for (request, count), limit in zip(work, draft_limits or [0] * len(work), strict=True):
             table = self._tables.setdefault(request.request_id, [])
-            while len(table) * self.block_size < request.num_computed_tokens + count:
+            while len(table) * self.block_size < request.num_computed_tokens + count + limit:
                 table.append(self._free.pop())
         return SchedulerOutput(
             step=0,
@@ -45,6 +59,7 @@ class PagedModel:
             num_new_tokens=[count for _, count in work],
             block_tables=[self._tables[request.request_id] for request, _ in work],
             samples=[samples and request.num_computed_tokens + count == request.num_tokens for request, count in work],
+            draft_limits=draft_limits or [],
         )
 
     def logits(self, work: list[tuple[Request, int]]) -> list[torch.Tensor]:
@@ -56,16 +71,28 @@ class PagedModel:
             request.num_computed_tokens += count
         return list(logits.split([count for _, count in work]))
 
-    def step(self, work: list[tuple[Request, int]]) -> ModelRunnerOutput:
+    def step(self, work: list[tuple[Request, int]], draft_limits: list[int] | None = None) -> ModelRunnerOutput:
         """Runs one step through the runner and appends what was drawn."""
-        result = self.runner.execute(self.plan(work))
+        result = self.runner.execute(self.plan(work, draft_limits=draft_limits))
         for (request, count), token_ids in zip(work, result.token_ids, strict=True):
-            request.num_computed_tokens += count
+            request.num_computed_tokens += count + max(len(token_ids) - 1, 0)
             request.token_ids.extend(token_ids)
         return result
 
+    def table(self, request: Request) -> list[int]:
+        return self._tables[request.request_id]
+
     def free(self, request: Request) -> None:
         self._free.extend(self._tables.pop(request.request_id))
+
+
+def _load(folder: Path, num_blocks: int, block_size: int, dtype: torch.dtype) -> tuple[DecoderSpec, CpuBackend]:
+    checkpoint = Checkpoint.open(folder)
+    spec = checkpoint.spec(dtype)
+    backend = CpuBackend()
+    backend.load(spec, checkpoint.tensors(spec))
+    backend.allocate_kv(num_blocks + 1, block_size)
+    return spec, backend
 
 
 def make_request(request_id: int, token_ids: list[int], params: SamplingParams | None = None, seed: int = 0) -> Request:
