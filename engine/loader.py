@@ -9,31 +9,38 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from engine.config import STARTER_MODEL, EngineConfig
+from engine.config import STARTER_MODEL, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.execution.device import DeviceChoice, choose_device, cpu_choice, make_backend
 from engine.execution.host import available_memory, usable_cores
 from engine.execution.runner import ModelRunner, not_finite_cause
 from engine.execution.sizing import (
+    SMALLEST_BUDGET,
     MemoryPlan,
+    StepMeasurement,
+    block_move_seconds,
     dtype_name,
     format_bytes,
     measure_token_budget,
     plan_memory,
+    prefill_seconds,
     warm_up_batch,
 )
 from engine.failures import describe
 from engine.messages import ModelInfo
 from engine.models.checkpoint import Checkpoint, Progress, resolve_model
 from engine.models.errors import ModelLoadError
+from engine.scheduling.costs import PreemptionCosts
 from engine.text.codec import TextCodec
 from kernels.backend import Backend
 from kernels.spec import DecoderSpec
@@ -44,6 +51,20 @@ class LoadedEngine:
     core: EngineCore
     info: ModelInfo
     codec: TextCodec
+    make_core: Callable[..., EngineCore]
+    """:class:`EngineCore` with all that the load decided: wants ``scheduler``; whatever else is named replaces it."""
+
+    def fresh_core(
+        self, scheduler: SchedulerConfig, *, prefix_cache: bool | None = None, seed: int | None = None
+    ) -> EngineCore:
+        """A core on the same model under other knobs, its queues and its prefix cache empty. It takes the place of
+        every core before it, since all write to one KV storage. None: as at the load; so is a budget not given.
+
+        The storage stays as it is: a core reads no block that it has not written, and what a block still holds behind
+        its owner's last token does not matter (:mod:`kernels.cpu.attention` says why).
+        """
+        changes = {"prefix_cache": prefix_cache, "seed": seed, "token_budget": scheduler.max_num_batched_tokens}
+        return self.make_core(scheduler=scheduler, **{name: v for name, v in changes.items() if v is not None})
 
 
 def load_engine(
@@ -70,10 +91,12 @@ def load_engine(
         choice = cpu_choice(config, f"the GPU failed ({describe(error)})")
         ready = _prepare(config, checkpoint, choice, progress)
     progress("Reading the weights once for their SHA-256", 0, 0)
-    core = EngineCore(
+    make_core = partial(
+        EngineCore,
         ready.runner,
-        scheduler=config.scheduler,
         num_blocks=ready.memory.num_blocks,
+        num_host_blocks=ready.memory.num_host_blocks,
+        costs=ready.costs,
         block_size=config.cache.block_size,
         prefix_cache=config.cache.prefix_cache,
         max_model_len=ready.max_model_len,
@@ -85,8 +108,12 @@ def load_engine(
         seed=config.seed,
         clock=clock,
     )
+    core = make_core(scheduler=config.scheduler)
     info = _model_info(config, checkpoint, codec, choice, ready, threads, time.perf_counter() - begin)
-    return LoadedEngine(core, info, codec)
+    # What is loaded stays: a collection within a step need not walk through it.
+    gc.collect()
+    gc.freeze()
+    return LoadedEngine(core, info, codec, make_core)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +126,14 @@ class _Ready:
     memory: MemoryPlan
     max_model_len: int
     token_budget: int
+    costs: PreemptionCosts
 
 
 def _prepare(config: EngineConfig, checkpoint: Checkpoint, choice: DeviceChoice, progress: Progress) -> _Ready:
     spec = checkpoint.spec(choice.dtype)
     max_model_len = _max_model_len(config, spec)
     available = torch.cuda.mem_get_info(choice.device)[0] if choice.is_gpu else available_memory()
-    memory = plan_memory(spec, config, max_model_len, available, on_gpu=choice.is_gpu)
+    memory = plan_memory(spec, config, max_model_len, available, on_gpu=choice.is_gpu, host_bytes=available_memory())
     stage = f"Loading the weights: about {format_bytes(memory.needed_bytes)} of {format_bytes(available)} free"
     backend = make_backend(choice)
     backend.load(spec, _Counted(checkpoint.tensors(spec), stage, progress))
@@ -113,8 +141,10 @@ def _prepare(config: EngineConfig, checkpoint: Checkpoint, choice: DeviceChoice,
     # The injected clock belongs to the core; how long a real step takes only a real clock tells.
     runner = ModelRunner(backend, spec, config.cache.block_size)
     progress("Measuring how many tokens a step may have", 0, 0)
-    budget = _token_budget(config, spec, runner, choice.device, memory, max_model_len)
-    return _Ready(spec, backend, runner, memory, max_model_len, budget)
+    step = _measure_step(config, spec, runner, choice.device, memory, max_model_len)
+    costs = PreemptionCosts(step.seconds_per_token, block_move_seconds(backend, memory.num_blocks, time.perf_counter))
+    backend.allocate_host_kv(memory.num_host_blocks + 1)
+    return _Ready(spec, backend, runner, memory, max_model_len, step.token_budget, costs)
 
 
 def _max_model_len(config: EngineConfig, spec: DecoderSpec) -> int:
@@ -130,15 +160,15 @@ def _max_model_len(config: EngineConfig, spec: DecoderSpec) -> int:
     return asked
 
 
-def _token_budget(
+def _measure_step(
     config: EngineConfig,
     spec: DecoderSpec,
     runner: ModelRunner,
     device: torch.device,
     memory: MemoryPlan,
     max_model_len: int,
-) -> int:
-    """The configured budget or a measured one; either way the model has run once and gave finite numbers."""
+) -> StepMeasurement:
+    """The configured budget or a measured one; either way the model has run and gave finite numbers."""
     block_size = config.cache.block_size
     largest = min(max_model_len, memory.num_blocks * block_size)
     logits = runner.forward(warm_up_batch(min(4, largest), block_size, device))
@@ -147,13 +177,13 @@ def _token_budget(
             f"The first step gave no finite numbers; {not_finite_cause(spec.dtype)}.",
             "unsupported" if spec.dtype == torch.float16 else "damaged",
         )
-    if config.scheduler.max_num_batched_tokens is not None:
-        return config.scheduler.max_num_batched_tokens
-    budget = measure_token_budget(
-        runner.forward, device, largest=largest, block_size=block_size, clock=time.perf_counter
-    )
-    # Without chunks a prompt has to fit into one step, however long that takes.
-    return budget if config.scheduler.chunked_prefill else max(budget, max_model_len)
+    budget = config.scheduler.max_num_batched_tokens
+    if budget is None:
+        return measure_token_budget(
+            runner.forward, device, largest=largest, block_size=block_size, clock=time.perf_counter
+        )
+    size = min(SMALLEST_BUDGET, largest)
+    return StepMeasurement(budget, prefill_seconds(runner.forward, device, size, block_size, time.perf_counter) / size)
 
 
 def _cache_key(checkpoint: Checkpoint, spec: DecoderSpec) -> bytes:
@@ -195,6 +225,7 @@ def _model_info(
         token_budget=ready.token_budget,
         has_chat_template=codec.has_chat_template,
         load_seconds=load_seconds,
+        num_host_blocks=ready.memory.num_host_blocks,
     )
 
 

@@ -136,6 +136,8 @@ class ModelInfo(msgspec.Struct, frozen=True):
     token_budget: int
     has_chat_template: bool
     load_seconds: float
+    num_host_blocks: int = 0
+    """Room for the blocks of swapped requests in host memory."""
 
 
 class Ready(Reply, frozen=True):

@@ -1,4 +1,5 @@
-"""How much memory a model takes, how many KV blocks there is room for, how many tokens a step may have."""
+"""How much memory a model takes, how many KV blocks there is room for, how many tokens a step may have, and what a
+preemption costs."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import torch
 from engine.config import EngineConfig
 from engine.models.architecture import expected_tensors
 from engine.models.errors import ModelLoadError
+from kernels.backend import Backend
 from kernels.spec import DecoderSpec, StepBatch
 
 CPU_POOL_BYTES = 1280 * 2**20
@@ -18,6 +20,9 @@ CPU_POOL_BYTES = 1280 * 2**20
 POOL_SHARE = 0.6
 """Of what is free beside the weights, at most this share goes to the pool unless its size is given."""
 GPU_POOL_SHARE = 0.9
+HOST_SHARE = 0.5
+"""Of the host memory that is left beside weights, pool and working memory, at most this share goes to swapped blocks
+unless their number is given."""
 WORKING_BYTES = 192 * 2**20
 """Activations and the libraries' own."""
 STEP_TARGET_SECONDS = 0.13
@@ -26,6 +31,11 @@ SMALLEST_BUDGET = 64
 """Beside 32 decodes there must be room for a chunk of a prompt, or whoever comes last gets one token a step. A step of
 fewer tokens is hardly shorter anyway: it reads all weights too."""
 LARGEST_BUDGET = 2048
+RUNS = 3
+"""Every measurement is the best of so many: the first may pay for an operator's set-up or for memory that was never
+touched, and another program may have had the cores meanwhile."""
+MOVED_BLOCKS = 8
+"""Blocks that are moved together to measure what one costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +44,8 @@ class MemoryPlan:
     block_bytes: int
     num_blocks: int
     """The null block not counted."""
+    num_host_blocks: int
+    """Room for swapped blocks in host memory; it is taken only as they come."""
     working_bytes: int
     """What is needed beside weights and blocks, while loading or later."""
     available_bytes: int
@@ -44,40 +56,72 @@ class MemoryPlan:
 
 
 def plan_memory(
-    spec: DecoderSpec, config: EngineConfig, max_model_len: int, available_bytes: int, *, on_gpu: bool
+    spec: DecoderSpec,
+    config: EngineConfig,
+    max_model_len: int,
+    available_bytes: int,
+    *,
+    on_gpu: bool,
+    host_bytes: int = 0,
 ) -> MemoryPlan:
     """Before anything is loaded. Raises :class:`ModelLoadError` of kind ``memory`` that says what is needed and free.
 
-    Without a given number, the pool is the least of: what all of ``max_num_seqs`` could fill, a share of the memory
-    left beside the weights, and on a CPU ``CPU_POOL_BYTES``.
+    ``available_bytes`` are free on the device, ``host_bytes`` beside it on a GPU's host.
     """
     weight_bytes = sum(math.prod(shape) for shape in expected_tensors(spec).values()) * spec.dtype.itemsize
-    block_size = config.cache.block_size
-    block_bytes = spec.kv_bytes_per_token() * block_size
+    block_bytes = spec.kv_bytes_per_token() * config.cache.block_size
     working_bytes = _working_bytes(spec, on_gpu=on_gpu)
-    room = available_bytes - weight_bytes - working_bytes
-    if room < 2 * block_bytes:
-        need = weight_bytes + working_bytes + 2 * block_bytes
+    model_bytes = weight_bytes + working_bytes
+    if available_bytes < model_bytes + 2 * block_bytes:
         raise ModelLoadError(
-            f"The model needs about {format_bytes(need)} in {dtype_name(spec.dtype)}, and "
+            f"The model needs about {format_bytes(model_bytes + 2 * block_bytes)} in {dtype_name(spec.dtype)}, and "
             f"{format_bytes(available_bytes)} are free. Close other programs, or choose a smaller model.",
             "memory",
         )
-    fitting = room // block_bytes - 1
-    asked = config.cache.num_blocks
+    num_blocks = _num_blocks(config, max_model_len, available_bytes, model_bytes, block_bytes, on_gpu=on_gpu)
+    taken = model_bytes + (num_blocks + 1) * block_bytes
+    host_room = host_bytes - WORKING_BYTES if on_gpu else available_bytes - taken
+    num_host_blocks = _num_host_blocks(config, num_blocks, host_room, block_bytes)
+    return MemoryPlan(weight_bytes, block_bytes, num_blocks, num_host_blocks, working_bytes, available_bytes)
+
+
+def _num_blocks(
+    config: EngineConfig, max_model_len: int, available_bytes: int, model_bytes: int, block_bytes: int, *, on_gpu: bool
+) -> int:
+    """Blocks of the pool. Without a given number the least of: what all of ``max_num_seqs`` could fill, a share of the
+    memory left beside the model, and on a CPU ``CPU_POOL_BYTES``."""
+    block_size, asked = config.cache.block_size, config.cache.num_blocks
+    room = available_bytes - model_bytes
     if asked is None:
         useful = config.scheduler.max_num_seqs * -(-max_model_len // block_size)
         share = int(room * (GPU_POOL_SHARE if on_gpu else POOL_SHARE)) // block_bytes
         bounded = useful if on_gpu else min(useful, CPU_POOL_BYTES // block_bytes)
-        return MemoryPlan(weight_bytes, block_bytes, max(1, min(bounded, share)), working_bytes, available_bytes)
+        return max(1, min(bounded, share))
+    fitting = room // block_bytes - 1
     if asked > fitting:
         raise ModelLoadError(
             f"{asked:,} KV blocks of {block_size} tokens need {format_bytes((asked + 1) * block_bytes)} beside "
-            f"{format_bytes(weight_bytes + working_bytes)} for the model, and {format_bytes(available_bytes)} are "
+            f"{format_bytes(model_bytes)} for the model, and {format_bytes(available_bytes)} are "
             f"free: at most {fitting:,} blocks fit (--kv-blocks {fitting}).",
             "memory",
         )
-    return MemoryPlan(weight_bytes, block_bytes, asked, working_bytes, available_bytes)
+    return asked
+
+
+def _num_host_blocks(config: EngineConfig, num_blocks: int, room: int, block_bytes: int) -> int:
+    """Host blocks for swapped requests. Without a given number as many as the pool has, within a share of ``room``."""
+    asked = config.cache.swap_blocks
+    if asked is None:
+        return max(0, min(num_blocks, int(room * HOST_SHARE) // block_bytes - 1))
+    fitting = max(0, room // block_bytes - 1)
+    if asked > fitting:
+        raise ModelLoadError(
+            f"{asked:,} blocks of host memory for swapped requests need {format_bytes((asked + 1) * block_bytes)}, and "
+            f"{format_bytes(max(0, room))} are left beside model and pool: at most {fitting:,} blocks fit "
+            f"(--swap-blocks {fitting}).",
+            "memory",
+        )
+    return asked
 
 
 def _working_bytes(spec: DecoderSpec, *, on_gpu: bool) -> int:
@@ -88,6 +132,13 @@ def _working_bytes(spec: DecoderSpec, *, on_gpu: bool) -> int:
     return WORKING_BYTES + packing + head
 
 
+@dataclass(frozen=True, slots=True)
+class StepMeasurement:
+    token_budget: int
+    seconds_per_token: float
+    """In a prefill of the largest size that was tried and fast enough."""
+
+
 def measure_token_budget(
     forward: Callable[[StepBatch], torch.Tensor],
     device: torch.device,
@@ -96,19 +147,17 @@ def measure_token_budget(
     block_size: int,
     clock: Callable[[], float],
     target: float = STEP_TARGET_SECONDS,
-) -> int:
+) -> StepMeasurement:
     """Tokens that one step may compute within ``target`` seconds: a multiple of 16, from 64 to 2,048.
 
     Times real prefills of 64, 128, 256 … tokens, at most ``largest`` (what pool and model hold), and stops at the first
-    that takes too long. Each size is the best of three runs: the first may pay for the operators' set-up, and another
-    program may have had the cores meanwhile.
+    that takes too long.
     """
     largest = max(1, min(largest, LARGEST_BUDGET))
     fast_size, fast_seconds = 0, 0.0
     size = min(SMALLEST_BUDGET, largest)
     while True:
-        batch = warm_up_batch(size, block_size, device)
-        seconds = min(_timed(forward, batch, clock) for _ in range(3))
+        seconds = prefill_seconds(forward, device, size, block_size, clock)
         if seconds > target:
             break
         fast_size, fast_seconds = size, seconds
@@ -116,11 +165,40 @@ def measure_token_budget(
             break
         size = min(2 * size, largest)
     if fast_size == 0:
-        return SMALLEST_BUDGET
+        return StepMeasurement(SMALLEST_BUDGET, seconds / size)
     reachable = fast_size * target / max(fast_seconds, 1e-9)
     # Where the last size was fast and no larger one fits the pool, a step of several requests still may be larger.
     bound = min(reachable, LARGEST_BUDGET) if size == fast_size else min(reachable, size)
-    return max(SMALLEST_BUDGET, int(bound) // 16 * 16)
+    return StepMeasurement(max(SMALLEST_BUDGET, int(bound) // 16 * 16), fast_seconds / fast_size)
+
+
+def prefill_seconds(
+    forward: Callable[[StepBatch], torch.Tensor],
+    device: torch.device,
+    num_tokens: int,
+    block_size: int,
+    clock: Callable[[], float],
+) -> float:
+    """What a step takes that computes one prompt of ``num_tokens``, on an empty context."""
+    batch = warm_up_batch(num_tokens, block_size, device)
+    return min(_timed(forward, batch, clock) for _ in range(RUNS))
+
+
+def block_move_seconds(backend: Backend, num_blocks: int, clock: Callable[[], float]) -> float:
+    """What moving one block over all layers out to the host and back in takes, measured on a few of the pool's
+    ``num_blocks``. Leaves the backend with room for those few on the host and no more."""
+    count = min(MOVED_BLOCKS, num_blocks)
+    pairs = [(block, block) for block in range(1, count + 1)]
+    backend.allocate_host_kv(count + 1)
+    best = math.inf
+    for _ in range(RUNS):
+        begin = clock()
+        backend.swap_out(pairs)
+        backend.swap_in(pairs)
+        if backend.device.type == "cuda":
+            torch.cuda.synchronize(backend.device)
+        best = min(best, clock() - begin)
+    return best / count
 
 
 def warm_up_batch(num_tokens: int, block_size: int, device: torch.device) -> StepBatch:

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.execution.host import available_memory, computes_bfloat16, usable_cores
-from engine.execution.sizing import CPU_POOL_BYTES, measure_token_budget, plan_memory
+from engine.execution.sizing import (
+    CPU_POOL_BYTES,
+    MemoryPlan,
+    StepMeasurement,
+    block_move_seconds,
+    measure_token_budget,
+    plan_memory,
+)
 from engine.models.architecture import spec_from_config
 from engine.models.errors import ModelLoadError
+from engine.scheduling.costs import PreemptionCosts
+from kernels.backend import Backend
 from kernels.spec import DecoderSpec, StepBatch
 
 GIB = 2**30
@@ -87,11 +97,14 @@ class Machine:
         self.now += self.fixed + batch.num_tokens / self.rate + (0.5 if first else 0.0)
         return torch.zeros(1, 4)
 
-    def budget(self, largest: int = 100_000) -> int:
+    def measure(self, largest: int = 100_000) -> StepMeasurement:
         device = torch.device("cpu")
         return measure_token_budget(
             self.forward, device, largest=largest, block_size=16, clock=lambda: self.now, target=0.12
         )
+
+    def budget(self, largest: int = 100_000) -> int:
+        return self.measure(largest).token_budget
 
 
 @pytest.mark.parametrize("rate", [50.0, 300.0, 430.0, 1000.0, 5000.0, 1e6])
@@ -115,6 +128,95 @@ def test_measuring_stays_inside_the_pool_and_the_model() -> None:
     slow = Machine(300.0)
     slow.budget()
     assert max(slow.sizes) <= 64, "nothing slower than twice the target is tried"
+
+
+@pytest.mark.parametrize(("rate", "size"), [(50.0, 64), (1000.0, 64), (5000.0, 512), (1e6, 2048)])
+def test_a_token_costs_what_it_does_in_the_largest_fast_prefill(rate: float, size: int) -> None:
+    """A fixed cost, such as reading the weights, weighs less in a larger one."""
+    measured = Machine(rate, fixed=0.01).measure()
+    assert measured.seconds_per_token == pytest.approx(1 / rate + 0.01 / size)
+
+
+class Mover:
+    """A backend whose copies take ``seconds`` a block each way; the first move touches memory and takes longer."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.now = 1.0
+        self.room = 0
+
+    def allocate_host_kv(self, num_blocks: int) -> None:
+        self.room = num_blocks
+        self.now += 5.0
+
+    def swap_out(self, pairs: list[tuple[int, int]]) -> None:
+        assert all(0 < block < self.room for pair in pairs for block in pair)
+        self.now += self.seconds * len(pairs) + 3.0 / self.now
+
+    swap_in = swap_out
+
+
+def test_moving_a_block_costs_its_way_out_and_back_at_best() -> None:
+    mover = Mover(100.0)
+    cost = block_move_seconds(cast(Backend, mover), 3, lambda: mover.now)
+    assert mover.room == 4
+    assert 200.0 < cost < 200.01, "the best of several"
+    many = Mover(1.0)
+    block_move_seconds(cast(Backend, many), 1_000_000, lambda: many.now)
+    assert many.room < 20, "a few are enough"
+
+
+def test_costs_grow_with_what_is_lost() -> None:
+    costs = PreemptionCosts(seconds_per_token=0.002, seconds_per_block=0.0001)
+    assert costs.recompute_seconds(300) == pytest.approx(0.6)
+    assert costs.swap_seconds(19) == pytest.approx(0.0019)
+
+
+# Host memory ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_host_has_as_many_blocks_as_the_pool_within_half_of_what_is_left() -> None:
+    spec = llama_8b(torch.bfloat16)
+    plan = plan_memory(spec, EngineConfig(), 8192, 64 * GIB, on_gpu=False)
+    assert plan.num_host_blocks == plan.num_blocks
+    pool = EngineConfig(cache=CacheConfig(num_blocks=500))
+    taken = plan_memory(spec, pool, 8192, 64 * GIB, on_gpu=False).needed_bytes
+    plan = plan_memory(spec, pool, 8192, taken + 200 * plan.block_bytes, on_gpu=False)
+    assert plan.num_host_blocks == 99, "100 blocks, one of which is no block"
+    assert plan_memory(spec, pool, 8192, taken, on_gpu=False).num_host_blocks == 0
+    asked = EngineConfig(cache=CacheConfig(num_blocks=500, swap_blocks=7))
+    assert plan_memory(spec, asked, 8192, 64 * GIB, on_gpu=False).num_host_blocks == 7
+    off = EngineConfig(cache=CacheConfig(num_blocks=500, swap_blocks=0))
+    assert plan_memory(spec, off, 8192, taken, on_gpu=False).num_host_blocks == 0
+
+
+def test_more_host_blocks_than_fit_are_refused_with_the_number_that_does() -> None:
+    spec = llama_8b(torch.bfloat16)
+    block_bytes = 16 * spec.kv_bytes_per_token()
+
+    def plan(swap_blocks: int) -> MemoryPlan:
+        config = EngineConfig(cache=CacheConfig(num_blocks=500, swap_blocks=swap_blocks))
+        return plan_memory(spec, config, 8192, taken + 200 * block_bytes, on_gpu=False)
+
+    taken = plan_memory(
+        spec, EngineConfig(cache=CacheConfig(num_blocks=500)), 8192, 64 * GIB, on_gpu=False
+    ).needed_bytes
+    assert plan(199).num_host_blocks == 199
+    with pytest.raises(ModelLoadError, match=r"200 blocks of host memory.*at most 199 .*--swap-blocks 199") as caught:
+        plan(200)
+    assert caught.value.kind == "memory"
+
+
+def test_a_gpu_swaps_to_the_memory_of_its_host() -> None:
+    spec = llama_8b(torch.bfloat16)
+    pool = EngineConfig(cache=CacheConfig(num_blocks=500))
+    host_blocks = [
+        plan_memory(spec, pool, 8192, 40 * GIB, on_gpu=True, host_bytes=host * GIB).num_host_blocks
+        for host in (0, 1, 64)
+    ]
+    assert host_blocks[0] == 0 and 100 < host_blocks[1] < 256 and host_blocks[2] == 500
 
 
 # The machine ---------------------------------------------------------------------------------------------------------
