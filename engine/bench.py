@@ -20,110 +20,41 @@ from typing import TYPE_CHECKING, Any, TextIO
 import msgspec
 import psutil
 
+from engine.bench_options import (
+    Chosen,
+    add_engine_options,
+    add_load_options,
+    add_result_options,
+    add_workload_options,
+    check_usage,
+    choose,
+)
 from engine.bench_report import Progress, print_table
 from engine.bench_run import WorkloadRun, prepare, warm_up_requests
-from engine.config import DEVICES, DISCIPLINES, DTYPES, ORDERS, PREEMPTIONS, ConfigError, EngineConfig
+from engine.config import EngineConfig
+from engine.events import Keyframe
 from engine.failures import describe, step_failure
-from engine.metrics import StepCounters, parse_goodput, summarise
-from engine.output_files import OutputFailure, printing, target_fault, write_target
-from engine.workload import (
-    Arrivals,
-    EngineOptions,
-    Scenario,
-    ShapeError,
-    UnknownScenarioError,
-    Workload,
-    WorkloadError,
-    list_scenarios,
-    load_scenario,
-    load_workload,
-)
+from engine.metrics import summarise
+from engine.output_files import OutputFailure, printing, write_target
+from engine.step_counters import StepCounters
+from engine.workload import Workload, WorkloadError
 
 if TYPE_CHECKING:
     from engine.loader import LoadedEngine
-
-
-MAX_WARM_UP = 10_000
-"""Requests: far more than warms anything up."""
 
 
 class BenchFailure(Exception):
     """The run cannot be made or finished; the message is for the user."""
 
 
-# Options -------------------------------------------------------------------------------------------------------------
-
-
-def _switch(text: str) -> bool:
-    if text not in ("on", "off"):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither on nor off")
-    return text == "on"
-
-
-def add_engine_options(parser: argparse.ArgumentParser) -> None:
-    """The options of :class:`EngineOptions`, under the same names."""
-    group = parser.add_argument_group("engine")
-    group.add_argument("--model", metavar="starter|FOLDER|HUB-ID", help="default: starter")
-    group.add_argument("--discipline", choices=DISCIPLINES)
-    group.add_argument("--order", choices=ORDERS)
-    group.add_argument("--preemption", choices=PREEMPTIONS)
-    group.add_argument("--max-num-seqs", type=int, metavar="N", help="most requests running at once (32)")
-    group.add_argument("--token-budget", type=int, metavar="N", help="tokens per step (measured at load)")
-    group.add_argument("--chunked-prefill", type=_switch, metavar="on|off")
-    group.add_argument("--max-model-len", type=int, metavar="N", help="longest context in tokens")
-    group.add_argument("--watermark", type=float, metavar="X", help="share of the pool that admission leaves free (0)")
-    group.add_argument("--block-size", type=int, metavar="N", help="tokens per KV block (16)")
-    group.add_argument("--kv-blocks", type=int, metavar="N", help="blocks in the pool (from the free memory)")
-    group.add_argument("--prefix-cache", type=_switch, metavar="on|off")
-    group.add_argument("--ageing", type=float, metavar="S", help="seconds of waiting that outweigh one priority level")
-    group.add_argument("--dtype", choices=DTYPES)
-    group.add_argument("--device", choices=DEVICES)
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (the physical cores)")
-
-
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="batchscope bench", description="One run of a workload, without a window.")
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--workload", metavar="FILE", help="a Batchscope jsonl: one request a line")
-    what.add_argument("--scenario", metavar="NAME", help=f"{', '.join(list_scenarios())}, or a .toml of yours")
+    add_workload_options(parser)
     add_engine_options(parser)
-    load = parser.add_argument_group("load")
-    load.add_argument("--max-concurrency", type=int, metavar="N", help="most requests in flight at once")
-    load.add_argument("--request-rate", type=float, metavar="R", help="requests per second; inf: all at once")
-    load.add_argument("--burstiness", type=float, metavar="B", help="shape of the gamma gaps; 1: Poisson")
-    load.add_argument("--ramp", metavar="FROM:TO:linear|exponential", help="a request rate that changes over the run")
-    load.add_argument("--warmup", type=int, default=0, metavar="N", help="requests of its own before, not counted (0)")
+    load = add_load_options(parser)
     load.add_argument("--seed", type=int, metavar="N", help="of prompts, arrivals and sampling")
-    result = parser.add_argument_group("result")
-    result.add_argument("--goodput", metavar="ttft:MS,tpot:MS,e2el:MS", help="count requests that meet these")
-    result.add_argument("--save-outputs", action="store_true", help="add output_token_ids, in order of the workload")
-    result.add_argument("--json", metavar="FILE", help="write the result; - is standard output")
+    add_result_options(parser)
     return parser
-
-
-def engine_options(args: argparse.Namespace) -> EngineOptions:
-    """What the command line says of the engine."""
-    return EngineOptions(**{name: getattr(args, name) for name in EngineOptions.__struct_fields__})
-
-
-def chosen_workload(args: argparse.Namespace, scenario: Scenario | None) -> Workload:
-    """The workload under the arrivals of the command line. Raises :class:`WorkloadError` and :class:`ShapeError`."""
-    if scenario is not None:
-        workload, seed = scenario.build(args.seed), args.seed if args.seed is not None else scenario.seed
-    else:
-        seed = args.seed or 0
-        workload = load_workload(args.workload, seed=seed)
-    said = {
-        n: v for n in ("request_rate", "burstiness", "ramp", "max_concurrency") if (v := getattr(args, n)) is not None
-    }
-    if not said:
-        return workload
-    if args.request_rate is not None and args.ramp is None:
-        said["ramp"] = None
-    elif args.ramp is not None and args.request_rate is None:
-        said["request_rate"] = None
-    merged = {name: getattr(workload.arrivals, name) for name in Arrivals.__struct_fields__} | said
-    return workload.with_arrivals(Arrivals(**merged), seed)
 
 
 # Running -------------------------------------------------------------------------------------------------------------
@@ -196,7 +127,14 @@ def run_bench(
             ).run()
         except Exception as error:  # as in the run itself, but nothing of it counts yet
             raise BenchFailure(f"the warm-up failed: {step_failure(error)}") from error
-    counters = StepCounters(core.keyframe().totals, num_blocks=info.num_blocks, max_num_seqs=info.max_num_seqs)
+    begun = core.keyframe()
+    counters = StepCounters(
+        begun.totals,
+        num_blocks=begun.num_blocks,
+        block_size=begun.block_size,
+        max_num_seqs=begun.max_num_seqs,
+        kv_bytes_per_block=info.kv_bytes_per_block,
+    )
     run = WorkloadRun(
         core,
         prepared,
@@ -218,7 +156,7 @@ def run_bench(
     result = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "workload": workload.name,
-        **_engine_facts(loaded, config),
+        **_engine_facts(loaded, config, begun),
         **summarise(timelines, workload, elapsed=run.elapsed, objectives=objectives),
         **counters.summary(),
         "interrupted": stop_wanted(),
@@ -230,7 +168,7 @@ def run_bench(
     return result
 
 
-def _engine_facts(loaded: LoadedEngine, config: EngineConfig) -> dict[str, Any]:
+def _engine_facts(loaded: LoadedEngine, config: EngineConfig, begun: Keyframe) -> dict[str, Any]:
     info, scheduler = loaded.info, config.scheduler
     return {
         "backend": info.backend,
@@ -243,10 +181,12 @@ def _engine_facts(loaded: LoadedEngine, config: EngineConfig) -> dict[str, Any]:
         "discipline": scheduler.discipline,
         "order": scheduler.order,
         "preemption": scheduler.preemption,
-        "max_num_seqs": info.max_num_seqs,
-        "token_budget": info.token_budget,
+        "speculative": scheduler.speculative,
+        "chunked_prefill": scheduler.chunked_prefill,
+        "max_num_seqs": begun.max_num_seqs,
+        "token_budget": begun.token_budget,
         "max_model_len": info.max_model_len,
-        "block_size": info.block_size,
+        "block_size": begun.block_size,
         "prefix_cache": config.cache.prefix_cache,
         "seed": config.seed,
         "load_seconds": info.load_seconds,
@@ -283,57 +223,32 @@ def own_stdout(wanted: bool) -> Iterator[TextIO]:
         os.close(kept)
 
 
-def _usage(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Ends with 2 where the options make no sense, before anything heavy is loaded."""
-    if not args.workload and not args.scenario:
-        names = ", ".join(list_scenarios())
-        parser.error(f"nothing to run: give --workload FILE (one request a line) or --scenario NAME ({names})")
-    if fault := target_fault("--json", args.json):
-        parser.error(fault)
-    if not 0 <= args.warmup <= MAX_WARM_UP:
-        parser.error(f"--warmup is {args.warmup}; it must be 0 to {MAX_WARM_UP:,}")
-    if args.seed is not None and args.seed < 0:
-        parser.error(f"--seed is {args.seed}; it must be at least 0")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     args = parser.parse_args(argv)
-    _usage(parser, args)
+    check_usage(parser, args)
+    if args.seed is not None and args.seed < 0:
+        parser.error(f"--seed is {args.seed}; it must be at least 0")
     try:
-        objectives = parse_goodput(args.goodput) if args.goodput else None
-        scenario = load_scenario(args.scenario) if args.scenario else None
-        options = engine_options(args)
-        config = options.over(scenario.engine if scenario else EngineOptions()).config()
-        workload = chosen_workload(args, scenario)
-    except UnknownScenarioError as error:
-        parser.error(str(error))
+        chosen = choose(parser, args, [args.seed])
     except WorkloadError as error:
         print(f"batchscope bench: {error}", file=sys.stderr)
         return 1
-    except (ConfigError, ShapeError, ValueError) as error:
-        parser.error(str(error))
     with own_stdout(args.json == "-") as out:
-        return _run_and_report(args, config, workload, objectives, out)
+        return _run_and_report(args, chosen, out)
 
 
-def _run_and_report(
-    args: argparse.Namespace,
-    config: EngineConfig,
-    workload: Workload,
-    objectives: dict[str, float] | None,
-    out: TextIO,
-) -> int:
+def _run_and_report(args: argparse.Namespace, chosen: Chosen, out: TextIO) -> int:
     try:
         with Progress() as progress:
-            loaded = load(config, progress)
+            loaded = load(chosen.config, progress)
             with StopSignal() as stop:
                 result = run_bench(
                     loaded,
-                    workload,
-                    config,
+                    chosen.workloads[0],
+                    chosen.config,
                     warm_up=args.warmup,
-                    objectives=objectives,
+                    objectives=chosen.objectives,
                     save_outputs=args.save_outputs,
                     progress=progress,
                     stop_wanted=lambda: stop.wanted,

@@ -18,8 +18,9 @@ from typing import Any, Protocol
 
 from engine.load_shapes import synthetic_prompt
 from engine.messages import Output
-from engine.metrics import RequestTimeline, RunRecorder, StepCounters
+from engine.metrics import RequestTimeline, RunRecorder
 from engine.request import RequestError, SamplingParams
+from engine.step_counters import StepCounters
 from engine.workload import Workload, WorkloadRequest
 
 LONGEST_SLEEP = 0.1
@@ -125,6 +126,8 @@ class WorkloadRun:
     def run(self) -> RunRecorder:
         start = self.clock()
         self.recorder = RunRecorder(start)
+        if self.counters is not None:
+            self.counters.start = start
         timelines = [self.recorder.expect(p.request) for p in self.prepared]
         for timeline, prepared in zip(timelines, self.prepared, strict=True):
             timeline.prompt_tokens = len(prepared.prompt_token_ids)

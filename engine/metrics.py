@@ -20,25 +20,16 @@ A quantity without a sample is None, never NaN and never 0. Light: numpy and msg
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from engine.events import (
-    Admitted,
-    AnyEvent,
-    BlockCopied,
-    BlocksAllocated,
-    BlocksFreed,
-    BlocksShared,
-    RunTotals,
-    StepRecord,
-)
+from engine.events import Admitted, StepRecord
 from engine.messages import Output
 from engine.request import FinishReason
+from engine.step_counters import ratio
 from engine.workload import Workload, WorkloadRequest
 
 PERCENTILES = (50, 90, 99)
@@ -97,90 +88,6 @@ class RequestTimeline:
     @property
     def service_origin(self) -> float | None:
         return self.sent if self.admitted is None else self.admitted
-
-
-class _BlocksInUse:
-    """Blocks that requests refer to, followed through the events of an engine that began idle. Most are in use in the
-    middle of a step: at its end those that finished have given theirs back."""
-
-    def __init__(self) -> None:
-        self._references: defaultdict[int, int] = defaultdict(int)
-        self._now = 0
-        self.peak = 0
-
-    def follow(self, event: AnyEvent) -> None:
-        match event:
-            case BlocksAllocated(blocks=blocks) | BlocksShared(blocks=blocks):
-                self._take(blocks)
-            case BlockCopied(source=source, destination=destination):
-                self._take([destination])
-                self._give([source])
-            case BlocksFreed(blocks=blocks):
-                self._give(blocks)
-
-    def _take(self, blocks: list[int]) -> None:
-        for block in blocks:
-            self._references[block] += 1
-            self._now += self._references[block] == 1
-        self.peak = max(self.peak, self._now)
-
-    def _give(self, blocks: list[int]) -> None:
-        for block in blocks:
-            self._references[block] -= 1
-            self._now -= self._references[block] == 0
-
-
-class StepCounters:
-    """What the steps of a run add up to. Counts start at the engine's totals at the start of the run."""
-
-    def __init__(self, baseline: RunTotals, *, num_blocks: int, max_num_seqs: int) -> None:
-        self._baseline = baseline
-        self._totals = baseline
-        self._num_blocks = num_blocks
-        self._max_num_seqs = max_num_seqs
-        self._steps = 0
-        self._rows = 0
-        self._steps_waiting = 0
-        self._rows_waiting = 0
-        self._blocks = _BlocksInUse()
-
-    def add(self, record: StepRecord) -> None:
-        self._totals = record.totals
-        if record.request_ids:
-            rows = len(record.request_ids)
-            self._steps += 1
-            self._rows += rows
-            if record.num_waiting:
-                self._steps_waiting += 1
-                self._rows_waiting += rows
-        for event in record.events:
-            self._blocks.follow(event)
-
-    def summary(self) -> dict[str, Any]:
-        """``slot_utilisation`` is Σ unfinished rows / Σ max_num_seqs over the steps during which a request was waiting,
-        ``slot_utilisation_run`` over all steps; None without such a step. ``kv_blocks_peak`` is the most blocks that
-        requests referred to at one moment. ``padding_tokens``, ``swapped_blocks`` and
-        the drafts are 0 by construction: no discipline pads, nothing is swapped or drafted."""
-        now, before = self._totals, self._baseline
-        return {
-            "steps": self._steps,
-            "preemptions": now.preemptions - before.preemptions,
-            "swapped_blocks": 0,
-            "recomputed_tokens": now.recomputed_tokens - before.recomputed_tokens,
-            "prefix_query_tokens": now.prefix_query_tokens - before.prefix_query_tokens,
-            "prefix_hit_tokens": now.prefix_hit_tokens - before.prefix_hit_tokens,
-            "padding_tokens": 0,
-            "draft_tokens": 0,
-            "accepted_tokens": 0,
-            "slot_utilisation": _ratio(self._rows_waiting, self._steps_waiting * self._max_num_seqs),
-            "slot_utilisation_run": _ratio(self._rows, self._steps * self._max_num_seqs),
-            "kv_blocks_total": self._num_blocks,
-            "kv_blocks_peak": self._blocks.peak,
-        }
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
 
 
 class RunRecorder:
@@ -343,15 +250,16 @@ def summarise(
         "unfinished": len(timelines) - len(done) - len(failed),
         "total_input_tokens": inputs,
         "total_output_tokens": outputs,
-        "request_throughput": _ratio(len(done), elapsed),
-        "request_goodput": None if good is None else _ratio(good, elapsed),
+        "request_throughput": ratio(len(done), elapsed),
+        "request_goodput": None if good is None else ratio(good, elapsed),
         "goodput_objectives_ms": objectives or None,
-        "output_throughput": _ratio(outputs, elapsed),
-        "total_token_throughput": _ratio(inputs + outputs, elapsed),
+        "output_throughput": ratio(outputs, elapsed),
+        "total_token_throughput": ratio(inputs + outputs, elapsed),
         "max_concurrent_requests": most_at_once(timelines, elapsed),
         "latency_from": "intended arrival" if open_loop else "submission",
         **latencies(timelines, open_loop=open_loop),
-        "by_priority": _by_priority(timelines, open_loop),
+        "by_priority": _by(timelines, lambda t: t.priority, open_loop),
+        "by_user": _by(timelines, lambda t: t.user, open_loop),
         "input_lens": [t.prompt_tokens for t in timelines],
         "output_lens": [len(t.token_ids) for t in timelines],
         "ttfts": [t.ttft(o) for t, o in zip(timelines, origins, strict=True)],
@@ -361,11 +269,14 @@ def summarise(
     }
 
 
-def _by_priority(timelines: Sequence[RequestTimeline], open_loop: bool) -> dict[str, dict[str, Any]]:
-    levels: dict[int, list[RequestTimeline]] = {}
+def _by(
+    timelines: Sequence[RequestTimeline], key: Callable[[RequestTimeline], Any], open_loop: bool
+) -> dict[str, dict[str, Any]]:
+    """The latencies again for each group of requests, in order of their keys."""
+    groups: dict[Any, list[RequestTimeline]] = {}
     for timeline in timelines:
-        levels.setdefault(timeline.priority, []).append(timeline)
+        groups.setdefault(key(timeline), []).append(timeline)
     return {
-        str(level): {"completed": sum(t.completed for t in group), **latencies(group, open_loop=open_loop)}
-        for level, group in sorted(levels.items())
+        str(name): {"completed": sum(t.completed for t in group), **latencies(group, open_loop=open_loop)}
+        for name, group in sorted(groups.items())
     }

@@ -187,6 +187,13 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     chunked_prefill: bool | None = None
     watermark: float | None = None
     ageing: float | None = None
+    user_weights: dict[str, float] | None = None
+    swap_blocks: int | None = None
+    speculative: str | None = None
+    draft_tokens: int | None = None
+    static_delivery: str | None = None
+    waiting_served_ratio: float | None = None
+    max_waiting_tokens: int | None = None
 
     def said(self) -> dict[str, Any]:
         """The options that are given, by name."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from engine.events import Admitted, BlocksAllocated, BlocksFreed, RunTotals, StepRecord, StepTimings
+from engine.events import Admitted, BlocksAllocated, BlocksFreed, Keyframe, RunTotals, StepRecord, StepTimings
 from engine.messages import Output
 from engine.request import SamplingParams
 
@@ -69,8 +69,23 @@ class FakeCore:
         now = self.clock()
         self.pending.append(Output(request_id, now, [], finish_reason="error", error=message))
 
-    def keyframe(self) -> Any:
-        return SimpleNamespace(totals=RunTotals(steps=self.steps, output_tokens=self.output_tokens))
+    def keyframe(self) -> Keyframe:
+        return Keyframe(
+            step=self.steps,
+            time=self.clock(),
+            num_blocks=100,
+            block_size=16,
+            max_num_seqs=self.slots,
+            token_budget=64,
+            requests=[],
+            cached_blocks=[],
+            deferred=None,
+            totals=self.totals,
+        )
+
+    @property
+    def totals(self) -> RunTotals:
+        return RunTotals(steps=self.steps, output_tokens=self.output_tokens, computed_tokens=self.output_tokens)
 
     def step(self) -> Any:
         """One step gives every running request a token; a request's whole service is ``service`` seconds."""
@@ -118,7 +133,8 @@ class FakeCore:
             free_blocks=100 - len(rows),
             cached_blocks=0,
             token_budget=64,
-            totals=RunTotals(steps=self.steps, output_tokens=self.output_tokens),
+            totals=self.totals,
+            num_slots=len(rows),
         )
         return SimpleNamespace(record=record, outputs=outputs)
 

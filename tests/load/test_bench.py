@@ -18,7 +18,7 @@ from engine import bench, bench_report
 from engine.bench_run import WorkloadRun, prepare, warm_up_requests
 from engine.config import EngineConfig
 from engine.loader import LoadedEngine
-from engine.metrics import StepCounters
+from engine.step_counters import StepCounters
 from engine.workload import Workload, WorkloadRequest
 from tests.load.fake_engine import Clock, FakeCodec, FakeCore
 from tests.process.tiny_model import MAX_POSITION, make_tiny_model
@@ -294,7 +294,7 @@ def test_the_warm_up_has_a_bar_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
     loaded = SimpleNamespace(
         core=FakeCore(clock, 0.01),
         codec=FakeCodec(),
-        info=SimpleNamespace(vocab_size=100, max_model_len=50, num_blocks=10, max_num_seqs=4),
+        info=SimpleNamespace(vocab_size=100, max_model_len=50, kv_bytes_per_block=64),
     )
     load = Workload("x", tuple(WorkloadRequest(1, prompt_tokens=4) for _ in range(2)))
     monkeypatch.setattr(bench, "_engine_facts", lambda *_: {})  # of a model, and here is none
@@ -380,7 +380,7 @@ def test_a_warm_up_that_fails_is_a_sentence() -> None:
     loaded = SimpleNamespace(
         core=FakeCore(Clock(), 0.5, dies_at_step=1),
         codec=FakeCodec(),
-        info=SimpleNamespace(vocab_size=100, max_model_len=50, num_blocks=9, max_num_seqs=1),
+        info=SimpleNamespace(vocab_size=100, max_model_len=50, kv_bytes_per_block=64),
     )
     load = Workload("x", (WorkloadRequest(1, prompt_tokens=4),))
     with pytest.raises(bench.BenchFailure, match=r"warm-up failed: A step failed .*on fire"):
@@ -422,7 +422,7 @@ def test_prompts_are_made_ordinary_and_never_absurdly_long() -> None:
 def test_counters_are_fed() -> None:
     clock = Clock()
     core = FakeCore(clock, 0.5)
-    counters = StepCounters(core.keyframe().totals, num_blocks=100, max_num_seqs=1)
+    counters = StepCounters(core.keyframe().totals, num_blocks=100, block_size=16, max_num_seqs=1)
     load = Workload("x", tuple(WorkloadRequest(2, prompt_tokens=4) for _ in range(2)))
     WorkloadRun(core, prepare(load, FakeCodec(), 100, 50), clock, clock.sleep, counters=counters).run()
     summary = counters.summary()

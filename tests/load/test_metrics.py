@@ -15,13 +15,13 @@ from engine.messages import Output
 from engine.metrics import (
     RequestTimeline,
     RunRecorder,
-    StepCounters,
     distribution,
     most_at_once,
     parse_goodput,
     summarise,
 )
 from engine.request import SamplingParams
+from engine.step_counters import StepCounters
 from engine.workload import Arrivals, Workload, WorkloadRequest, WorkloadShape, load_workload
 from tests.load.fake_engine import Clock, FakeCodec, FakeCore
 from tests.oracles import make_core
@@ -30,7 +30,7 @@ from tests.oracles import make_core
 def run(workload: Workload, *, service: float = 0.5, slots: int = 1, **core: object) -> tuple[WorkloadRun, dict]:
     clock = Clock()
     engine = FakeCore(clock, service, slots, **core)
-    counters = StepCounters(RunTotals(), num_blocks=100, max_num_seqs=slots)
+    counters = StepCounters(RunTotals(), num_blocks=100, block_size=16, max_num_seqs=slots)
     result = WorkloadRun(
         engine,
         prepare(workload, FakeCodec(), 1_000, 4_096),
@@ -210,12 +210,14 @@ def record(rows: int, waiting: int, free: int, cached: int, totals: RunTotals) -
     ids = list(range(rows))
     columns = [1] * rows
     return StepRecord(
-        1, 0.0, StepTimings(), [], ids, columns, columns, columns, columns, rows, waiting, free, cached, 64, totals
+        1, 0.0, StepTimings(), [], ids, *[columns] * 4, rows, waiting, free, cached, 64, totals, num_slots=rows
     )
 
 
 def test_step_counters_count_from_the_baseline() -> None:
-    counters = StepCounters(RunTotals(preemptions=3, recomputed_tokens=50), num_blocks=10, max_num_seqs=4)
+    counters = StepCounters(
+        RunTotals(preemptions=3, recomputed_tokens=50), num_blocks=10, block_size=16, max_num_seqs=4
+    )
     assert counters.summary()["slot_utilisation"] is None
     counters.add(record(4, 2, 1, 2, RunTotals(preemptions=3, recomputed_tokens=50)))
     counters.add(record(2, 1, 4, 0, RunTotals(preemptions=4, recomputed_tokens=70, prefix_hit_tokens=16)))
@@ -232,7 +234,7 @@ def test_step_counters_count_from_the_baseline() -> None:
 def test_the_peak_of_blocks_is_that_of_a_steps_middle() -> None:
     """Requests that end in the step in which they began hold blocks at no step's end; shared blocks count once."""
     core = make_core(block_size=4, num_blocks=20)
-    counters = StepCounters(RunTotals(), num_blocks=20, max_num_seqs=32)
+    counters = StepCounters(RunTotals(), num_blocks=20, block_size=4, max_num_seqs=32)
 
     def peak_after(*prompts: list[int]) -> int:
         for number, prompt in enumerate(prompts):
