@@ -15,8 +15,6 @@ class EngineLimits:
     """Longest context, prompt and answer, in tokens."""
     num_blocks: int
     block_size: int
-    largest_prefill: int | None
-    """Tokens of the longest prompt that one step computes; None where a prompt may take several steps."""
 
     @property
     def longest(self) -> int:
@@ -71,10 +69,5 @@ class EngineLimits:
             return (
                 f"The prompt is {length:,} tokens and needs {-(-length // self.block_size):,} KV blocks; the pool has "
                 f"{self.num_blocks:,} ({capacity:,} tokens). Shorten the prompt or load with more blocks (--kv-blocks)."
-            )
-        if self.largest_prefill is not None and length > self.largest_prefill:
-            return (
-                f"The prompt is {length:,} tokens; without chunked prefill a step computes at most "
-                f"{self.largest_prefill:,}. Turn chunked prefill on or raise the token budget."
             )
         return None

@@ -22,13 +22,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from engine.admission import EngineLimits
 from engine.answer import AnswerText
-from engine.config import SchedulerConfig
-from engine.events import Keyframe, RequestState, StepRecord, StepTimings
+from engine.config import ConfigError, SchedulerConfig
+from engine.delivery import Withheld, last_output, state_of, step_timings, token_output
+from engine.events import Keyframe, StepRecord, StepTimings
 from engine.messages import Output, TokenLogprob
-from engine.request import FinishReason, Request, SamplingParams
+from engine.request import BRANCH_STRIDE, FinishReason, Request, RequestStatus, SamplingParams, branch_id
+from engine.scheduling.costs import PreemptionCosts
 from engine.scheduling.invariants import check_invariants
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
-from engine.scheduling.scheduler import Scheduler, StepUpdate
+from engine.scheduling.results import StepUpdate
+from engine.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from engine.text.codec import TextCodec
@@ -48,7 +51,6 @@ class StepResult:
 @dataclass(frozen=True, slots=True)
 class _Addition:
     request: Request
-    answer: AnswerText | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,11 @@ class _Refusal:
 @dataclass(frozen=True, slots=True)
 class _Abortion:
     request_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    scheduler: SchedulerConfig
 
 
 class EngineCore:
@@ -74,14 +81,17 @@ class EngineCore:
         max_model_len: int,
         vocab_size: int,
         token_budget: int,
+        num_host_blocks: int = 0,
+        costs: PreemptionCosts | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
         codec: TextCodec | None = None,
         cache_key: bytes = b"",
         seed: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """``num_blocks`` does not count the null block. ``cache_key`` stands for all that decides the contents of a
-        block besides its tokens. ``seed`` seeds the requests that bring none."""
+        """``num_blocks`` does not count the null block. ``num_host_blocks`` and ``costs`` are for preemption by
+        swapping. ``cache_key`` stands for all that decides the contents of a block besides its tokens. ``seed`` seeds
+        the requests that bring none."""
         self._runner = runner
         self._scheduler = Scheduler(
             scheduler,
@@ -90,23 +100,28 @@ class EngineCore:
             prefix_cache=prefix_cache,
             token_budget=token_budget,
             cache_key=cache_key,
+            num_host_blocks=num_host_blocks,
+            costs=costs,
         )
         self.limits = EngineLimits(
             vocab_size=vocab_size,
             max_model_len=max_model_len,
             num_blocks=num_blocks,
             block_size=block_size,
-            largest_prefill=None if scheduler.chunked_prefill else token_budget,
         )
         # A tokenizer may name ids that the model's head does not have: they are never drawn and cannot be banned.
         self._eos_token_ids = frozenset(i for i in eos_token_ids if 0 <= i < vocab_size)
         self._codec = codec
         self._seed = seed
         self._clock = clock
-        self._inbox: deque[_Addition | _Refusal | _Abortion] = deque()
+        self._inbox: deque[_Addition | _Refusal | _Abortion | _Change] = deque()
         self._requests: dict[int, Request] = {}
         """All that are not finished, those in the inbox included."""
+        self._families: dict[int, list[Request]] = {}
+        """All answers of a request that asked for several, by its id, until none is left."""
         self._answers: dict[int, AnswerText] = {}
+        self._withheld = Withheld()
+        self._draft_model = scheduler.draft_model
         self._step = 0
         self._last_time = 0.0
         self._last_plan: SchedulerOutput | None = None
@@ -126,31 +141,44 @@ class EngineCore:
         stream_text: bool = True,
     ) -> None:
         """Queue a request. One that can never run is refused by an output with ``finish_reason`` ``error`` of the next
-        step; ``max_tokens`` is cut to the room of model and pool. ValueError if ``request_id`` is in use."""
-        if request_id in self._requests:
+        step; ``max_tokens`` is cut to the room of model and pool. ValueError if ``request_id`` is in use or not in
+        0 … 2^32 - 1."""
+        if request_id in self._requests or request_id in self._families:
             raise ValueError(f"request {request_id} is in the engine already; an id is used once")
+        if not 0 <= request_id < BRANCH_STRIDE:
+            raise ValueError(f"request id {request_id} is not one of 0 to {BRANCH_STRIDE - 1:,}")
         message = self.limits.refusal(prompt_token_ids, params, ends_after)
         if message is not None:
             self.reject(request_id, message)
             return
-        request = Request(
-            request_id,
-            prompt_token_ids,
-            params,
-            max_tokens=self.limits.max_tokens(len(prompt_token_ids), params),
-            arrival_time=self._clock() if arrival_time is None else arrival_time,
-            priority=priority,
-            user=user,
-            ends_after=ends_after,
-            seed=self._seed_of(request_id) if params.seed is None else params.seed,
-            stop_token_ids=self._stop_token_ids(params),
-        )
-        self._scheduler.memory.prepare(request)
-        answer = None
-        if self._codec is not None and (stream_text or params.stop):
-            answer = AnswerText(self._codec, request, stream_text)
-        self._requests[request_id] = request
-        self._inbox.append(_Addition(request, answer))
+        seed = self._seed_of(request_id, self._seed) if params.seed is None else params.seed
+        answers = [
+            Request(
+                branch_id(request_id, index),
+                prompt_token_ids,
+                params,
+                max_tokens=self.limits.max_tokens(len(prompt_token_ids), params),
+                arrival_time=self._clock() if arrival_time is None else arrival_time,
+                priority=priority,
+                user=user,
+                ends_after=ends_after,
+                seed=seed if index == 0 else self._seed_of(request_id, f"{seed}:{index}"),
+                stop_token_ids=self._stop_token_ids(params),
+            )
+            for index in range(params.n)
+        ]
+        if params.n > 1:
+            self._families[request_id] = answers
+        for request in answers:
+            self._scheduler.memory.prepare(request)
+            self._requests[request.request_id] = request
+            if self._codec is not None and (stream_text or params.stop):
+                self._answers[request.request_id] = AnswerText(self._codec, request, stream_text)
+        first = answers[0]
+        first.branches = answers[1:]
+        for branch in first.branches:
+            branch.parent = first
+        self._inbox.append(_Addition(first))
 
     def reject(self, request_id: int, message: str) -> None:
         """Refuse a request that did not get as far as :meth:`add_request`; the next step says so."""
@@ -159,8 +187,18 @@ class EngineCore:
     def abort(self, request_id: int) -> None:
         """End a request in whatever state it is: no token of it comes any more, only the output that ends it. An
         unknown or finished one is ignored."""
-        if request_id in self._requests:
+        if request_id in self._requests or request_id in self._families:
             self._inbox.append(_Abortion(request_id))
+
+    def reconfigure(self, scheduler: SchedulerConfig) -> None:
+        """Change the scheduler's knobs with the next step: the discipline once the batch has drained, everything else
+        at once. ConfigError where a knob cannot change while a model is loaded."""
+        if scheduler.draft_model is not None and scheduler.draft_model != self._draft_model:
+            raise ConfigError(
+                f"speculative is {scheduler.speculative!r}: a draft model is loaded together with the model; "
+                "load the model again with it"
+            )
+        self._inbox.append(_Change(scheduler))
 
     @property
     def has_work(self) -> bool:
@@ -171,9 +209,9 @@ class EngineCore:
         eos = frozenset[int]() if params.ignore_eos else self._eos_token_ids
         return eos.union(params.stop_token_ids) if params.stop_token_ids else eos
 
-    def _seed_of(self, request_id: int) -> int:
-        """A seed in [0, 2^63) that depends on the engine's seed and the request's id alone."""
-        digest = blake2b(f"{self._seed}:{request_id}".encode(), digest_size=8).digest()
+    def _seed_of(self, request_id: int, origin: int | str) -> int:
+        """A seed in [0, 2^63) that depends on ``origin`` and the request's id alone."""
+        digest = blake2b(f"{origin}:{request_id}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") >> 1
 
     # One step -----------------------------------------------------------------------------------------------------
@@ -188,23 +226,26 @@ class EngineCore:
         if plan is None:
             if not self._scheduler.events and not outputs:
                 return StepResult(None, [])
-            return StepResult(self._record(began, StepTimings(scheduled - began), None, None), outputs)
+            return StepResult(self._record(began, StepTimings(scheduled - began), None), outputs)
         result = self._runner.execute(plan)
         executed = self._clock()
         self._take_inbox(began, outputs)
-        update = self._scheduler.update(plan, result)
+        update = self._scheduler.update(plan, result, executed)
         updated = self._clock()
         errors = dict(result.errors)
         texts = self._read_answers(plan, update, errors) if self._answers else {}
-        timings = _timings(result, began, scheduled, executed, updated, self._clock())
+        timings = step_timings(result, began, scheduled, executed, updated, self._clock())
         ended_at = began + timings.total
         for row in update.first_rows:
-            plan.requests[row].first_token_time = ended_at
-        for row, reason in update.ended.items():
-            self._close(plan.requests[row], reason)
-        outputs += self._outputs(plan, update, result, texts, errors, ended_at)
+            self._start_branches(plan.requests[row], ended_at)
+        room = self._scheduler.room()
+        left = self._scheduler.settle({plan.requests[row]: reason for row, reason in update.ended.items()})
+        given = self._outputs(plan, update, result, texts, errors, ended_at)
+        for request in left:
+            given += self._forget(request, ended_at, errors)
+        outputs += self._withheld.pass_on(given, left, ended_at, holding=self._scheduler.discipline.withholds_answers)
         self._last_plan = plan
-        return StepResult(self._record(began, timings, plan, update), outputs)
+        return StepResult(self._record(began, timings, (plan, result, update), room), outputs)
 
     def _take_inbox(self, now: float, outputs: list[Output]) -> None:
         inbox, scheduler = self._inbox, self._scheduler
@@ -212,21 +253,53 @@ class EngineCore:
             note = inbox.popleft()
             if isinstance(note, _Addition):
                 scheduler.add(note.request)
-                if note.answer is not None:
-                    self._answers[note.request.request_id] = note.answer
             elif isinstance(note, _Refusal):
                 scheduler.refuse(note.request_id, note.message)
                 outputs.append(Output(note.request_id, now, [], finish_reason=FinishReason.ERROR, error=note.message))
-            elif (request := self._requests.get(note.request_id)) is not None:
-                answer = self._answers.get(note.request_id)
-                text = "" if answer is None else answer.flush()
-                self._close(request, FinishReason.ABORT)
-                outputs.append(_last_output(request, now, [], text))
+            elif isinstance(note, _Change):
+                scheduler.reconfigure(note.scheduler)
+            else:
+                for request_id in self._answer_ids(note.request_id):
+                    if (request := self._requests.get(request_id)) is not None:
+                        self._abort(request, now, outputs)
 
-    def _close(self, request: Request, reason: FinishReason) -> None:
-        self._scheduler.finish(request, reason)
-        del self._requests[request.request_id]
-        self._answers.pop(request.request_id, None)
+    def _answer_ids(self, client_id: int) -> list[int]:
+        family = self._families.get(client_id)
+        return [client_id] if family is None else [member.request_id for member in family]
+
+    def _abort(self, request: Request, now: float, outputs: list[Output]) -> None:
+        if request.status is RequestStatus.ENDED and not self._withheld.holds(request):
+            return  # its answer is complete and was handed out; only its row goes on
+        answer = self._answers.get(request.request_id)
+        text = "" if answer is None or request.status is RequestStatus.ENDED else answer.flush()
+        self._scheduler.finish(request, FinishReason.ABORT)
+        given = [last_output(request, now, [], text), *self._forget(request, now, {})]
+        outputs += self._withheld.pass_on(given, [request, *request.branches], now, holding=False)
+        request.branches = []
+
+    def _forget(self, request: Request, now: float, errors: dict[int, str]) -> list[Output]:
+        """Forget a request that has left. Other answers to its prompt that have not begun end with it, and these
+        outputs say so."""
+        client_id = request.request_id % BRANCH_STRIDE
+        given = []
+        for gone in (request, *request.branches):
+            del self._requests[gone.request_id]
+            self._answers.pop(gone.request_id, None)
+            if gone is not request:
+                gone.status, gone.finish_reason = RequestStatus.FINISHED, request.finish_reason
+                error = next(iter(errors.values()), "") if gone.finish_reason is FinishReason.ERROR else ""
+                given.append(last_output(gone, now, [], "", error=error))
+        family = self._families.get(client_id)
+        if family is not None and not any(member.request_id in self._requests for member in family):
+            del self._families[client_id]
+        return given
+
+    def _start_branches(self, request: Request, now: float) -> None:
+        """A request has its first token: its prompt is computed, and further answers to it may begin."""
+        request.first_token_time = now
+        for branch in request.branches:
+            self._scheduler.add(branch)
+        request.branches = []
 
     def _read_answers(self, plan: SchedulerOutput, update: StepUpdate, errors: dict[int, str]) -> dict[int, str]:
         """Certain text by row. A stop string ends its request here; text that cannot be made ends it with an error."""
@@ -260,12 +333,11 @@ class EngineCore:
     ) -> list[Output]:
         new_tokens, logprobs = update.new_tokens, result.logprobs
         special = {*update.ended, *texts, *(row for row, values in enumerate(logprobs) if values)}
-        rows = zip(plan.requests, new_tokens, strict=True)
-        if not special:
-            return [Output(request.request_id, now, tokens) for request, tokens in rows if tokens]
+        if self._families:
+            special.update(range(len(plan.requests)))
         outputs = [
             Output(request.request_id, now, tokens)
-            for row, (request, tokens) in enumerate(rows)
+            for row, (request, tokens) in enumerate(zip(plan.requests, new_tokens, strict=True))
             if tokens and row not in special
         ]
         for row in sorted(special):
@@ -274,33 +346,53 @@ class EngineCore:
                 [TokenLogprob(p.token_id, p.logprob, p.top) for p in logprobs[row][: len(tokens)]] if logprobs else []
             )
             if row in update.ended:
-                outputs.append(_last_output(request, now, tokens, text, values, errors.get(row, "")))
+                outputs.append(last_output(request, now, tokens, text, values, errors.get(row, "")))
             elif tokens:
-                outputs.append(Output(request.request_id, now, tokens, text, values))
+                outputs.append(token_output(request, now, tokens, text, values))
         return outputs
 
     def _record(
-        self, began: float, timings: StepTimings, plan: SchedulerOutput | None, update: StepUpdate | None
+        self,
+        began: float,
+        timings: StepTimings,
+        done: tuple[SchedulerOutput, ModelRunnerOutput, StepUpdate] | None,
+        room: tuple[int, int, int] = (0, 0, 0),
     ) -> StepRecord:
-        scheduler, pool = self._scheduler, self._scheduler.memory.pool
+        scheduler, memory = self._scheduler, self._scheduler.memory
         self._step += 1
         self._last_time = began
+        columns: dict[str, list[int]] = {}
+        if done is not None:
+            plan, result, update = done
+            num_tokens, drafts = plan.num_new_tokens, result.drafts
+            columns = {
+                "request_ids": [request.request_id for request in plan.requests],
+                "num_tokens": list(map(sum, zip(num_tokens, drafts, strict=True))) if drafts else num_tokens,
+                "num_computed": update.num_computed,
+                "kinds": plan.kinds,
+                "new_tokens": list(map(len, update.new_tokens)),
+                "padding": plan.padding,
+                "drafts": drafts,
+            }
+        else:
+            columns = {name: [] for name in ("request_ids", "num_tokens", "num_computed", "kinds", "new_tokens")}
         return StepRecord(
             step=self._step,
             time=began,
             timings=timings,
             events=scheduler.take_events(),
-            request_ids=[request.request_id for request in plan.requests] if plan else [],
-            num_tokens=plan.num_new_tokens if plan else [],
-            num_computed=update.num_computed if update else [],
-            kinds=plan.kinds if plan else [],
-            new_tokens=list(map(len, update.new_tokens)) if update else [],
+            **columns,
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
-            free_blocks=pool.num_free,
-            cached_blocks=pool.num_cached,
+            free_blocks=memory.pool.num_free,
+            cached_blocks=memory.pool.num_cached,
             token_budget=scheduler.token_budget,
             totals=scheduler.counters.snapshot(),
+            num_slots=room[0],
+            num_swapped=len(scheduler.waiting.swapped),
+            host_blocks_used=memory.host.num_used,
+            reserved_tokens=room[1],
+            tail_tokens=room[2],
         )
 
     # State --------------------------------------------------------------------------------------------------------
@@ -315,10 +407,15 @@ class EngineCore:
             block_size=scheduler.memory.block_size,
             max_num_seqs=scheduler.config.max_num_seqs,
             token_budget=scheduler.token_budget,
-            requests=[_state_of(request) for request in (*scheduler.running, *scheduler.waiting.in_order())],
+            requests=[state_of(request) for request in (*scheduler.running, *scheduler.waiting.in_order())],
             cached_blocks=scheduler.memory.pool.registered_blocks(),
             deferred=scheduler.deferred,
             totals=scheduler.counters.snapshot(),
+            num_host_blocks=scheduler.memory.host.num_blocks,
+            discipline=scheduler.discipline_name,
+            order=scheduler.config.order,
+            preemption=scheduler.config.preemption,
+            pending_discipline=scheduler.pending_discipline,
         )
 
     def check_invariants(self) -> None:
@@ -326,60 +423,8 @@ class EngineCore:
         check_invariants(self._scheduler, self._last_plan)
         known = {r.request_id for r in (*self._scheduler.running, *self._scheduler.waiting.in_order())}
         coming = {note.request.request_id for note in self._inbox if isinstance(note, _Addition)}
-        assert known | coming == set(self._requests), "requests are known that neither run nor wait"
-        assert set(self._answers) <= known, "texts of finished requests are kept"
-
-
-def _timings(
-    result: ModelRunnerOutput, began: float, scheduled: float, executed: float, updated: float, done: float
-) -> StepTimings:
-    """Preparation is all of the execution that is neither forward nor sampling, so that the parts add up."""
-    rest = executed - scheduled - result.forward_seconds - result.sample_seconds
-    return StepTimings(
-        schedule=(scheduled - began) + (updated - executed),
-        prepare=max(result.prepare_seconds, rest),
-        forward=result.forward_seconds,
-        sample=result.sample_seconds,
-        detokenise=done - updated,
-    )
-
-
-def _last_output(
-    request: Request,
-    now: float,
-    token_ids: list[int],
-    text: str,
-    logprobs: list[TokenLogprob] | None = None,
-    error: str = "",
-) -> Output:
-    return Output(
-        request.request_id,
-        now,
-        token_ids,
-        text,
-        logprobs or [],
-        finish_reason=request.finish_reason,
-        error=error,
-        prompt_tokens=request.num_prompt_tokens,
-        cached_tokens=request.num_cached_tokens,
-        preemptions=request.num_preemptions,
-    )
-
-
-def _state_of(request: Request) -> RequestState:
-    return RequestState(
-        request_id=request.request_id,
-        arrival_time=request.arrival_time,
-        prompt_tokens=request.num_prompt_tokens,
-        max_tokens=request.max_tokens,
-        priority=request.priority,
-        user=request.user,
-        status=request.status,
-        num_computed=request.num_computed_tokens,
-        output_tokens=request.num_output_tokens,
-        cached_tokens=request.num_cached_tokens,
-        preemptions=request.num_preemptions,
-        blocks=list(request.block_ids),
-        admitted_time=request.admitted_time,
-        first_token_time=request.first_token_time,
-    )
+        unborn = {branch.request_id for request in self._requests.values() for branch in request.branches}
+        assert known | coming | unborn == set(self._requests), "requests are known that neither run nor wait"
+        assert set(self._answers) <= set(self._requests), "texts of finished requests are kept"
+        for client_id, family in self._families.items():
+            assert any(member.request_id in self._requests for member in family), f"request {client_id} is kept"

@@ -164,6 +164,7 @@ class Request:
         "prefill_end",
         "priority",
         "queued_since",
+        "recomputed_tokens",
         "request_id",
         "seed",
         "status",
@@ -216,6 +217,8 @@ class Request:
         self.num_preemptions = 0
         self.lost_tokens = 0
         """Most tokens that a preemption took from it: up to here computing is done a second time."""
+        self.recomputed_tokens = 0
+        """Of these, computed again since the preemption that it has not yet recovered from."""
         self.prefill_end = self.num_prompt_tokens
         """Positions from here on are decodes; preemption moves it up to what was computed."""
         self.epoch = 0

@@ -31,11 +31,13 @@ from engine.events import Admitted, AnyEvent, Finished, Keyframe, Preempted, Rej
 from engine.messages import Output, TokenLogprob
 from engine.request import FinishReason, RequestStatus, SamplingParams
 from engine.run_state import RunState
+from engine.scheduling.costs import PreemptionCosts
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
 
 VOCAB_SIZE = 1_000
 EDGE_LENGTHS = (1, 15, 16, 17, 31, 32, 33, 47, 48, 49)
 """Prompt lengths on both sides of the edges of blocks of 16."""
+PADDING_TOKEN = 0
 ABORT_STATES = ("waiting", "prefill", "decode", "preempted", "executing", "finishing", "finished", "twice")
 
 
@@ -43,6 +45,17 @@ def next_token(context: Sequence[int], vocab_size: int = VOCAB_SIZE) -> int:
     """The make-believe model: a token that depends on every token before it."""
     digest = blake2b(",".join(map(str, context)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % vocab_size
+
+
+def draft_often_right(context: Sequence[int], limit: int, vocab_size: int = VOCAB_SIZE) -> list[int]:
+    """Drafts of which, by and large, two in three are what the model gives; sometimes fewer than allowed."""
+    tokens = list(context)
+    drafts = []
+    for _ in range(limit - (len(tokens) % 5 == 0)):
+        token = next_token(tokens, vocab_size)
+        drafts.append(token if len(tokens) % 3 else (token + 1) % vocab_size)
+        tokens.append(drafts[-1])
+    return drafts
 
 
 def cold_answer(prompt: Sequence[int], length: int, vocab_size: int = VOCAB_SIZE) -> list[int]:
@@ -61,6 +74,10 @@ class KVCheckingRunner:
         self.vocab_size = vocab_size
         self.memory: dict[int, tuple[int, int]] = {}
         """Slot → (token id, position)."""
+        self.host_memory: dict[int, tuple[int, int]] = {}
+        """The same for the blocks of host memory."""
+        self.draft: Callable[[list[int], int], list[int]] = draft_often_right
+        """(context, limit) → drafted tokens, where the scheduler allows any."""
         self.failures: dict[int, str] = {}
         """Request id → why its next row fails; a test's way to poison one request."""
         self.during: Callable[[SchedulerOutput], None] | None = None
@@ -70,36 +87,66 @@ class KVCheckingRunner:
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         self.plan = output
-        for source, destination in output.block_copies:
-            for offset in range(self.block_size):
-                entry = self.memory.get(source * self.block_size + offset)
-                if entry is not None:
-                    self.memory[destination * self.block_size + offset] = entry
+        self._move(output.swap_out, self.memory, self.host_memory)
+        self._move(output.block_copies, self.memory, self.memory)
+        self._move(output.swap_in, self.host_memory, self.memory)
+        drafts = [self._drafts(output, row) for row in range(len(output.requests))]
         for row in range(len(output.requests)):
-            self._write(output, row)
+            self._write(output, row, drafts[row])
         token_ids: list[list[int]] = []
         errors: dict[int, str] = {}
         for row, request in enumerate(output.requests):
             context = self._gather(output, row)
             if request.request_id in self.failures:
                 errors[row] = self.failures.pop(request.request_id)
-            token_ids.append([next_token(context, self.vocab_size)] if output.samples[row] else [])
+            token_ids.append(self._sample(context, drafts[row]) if output.samples[row] else [])
         if self.during is not None:
             self.during(output)
-        return ModelRunnerOutput(token_ids=token_ids, logprobs=[], errors=errors)
+        drafted = [len(tokens) for tokens in drafts] if any(drafts) else []
+        return ModelRunnerOutput(token_ids=token_ids, logprobs=[], errors=errors, drafts=drafted)
 
-    def _write(self, output: SchedulerOutput, row: int) -> None:
+    def _move(self, pairs: Sequence[tuple[int, int]], source: dict, destination: dict) -> None:
+        """Whole blocks, all read before any is written, as the backends do."""
+        size = self.block_size
+        read = [[source.get(block * size + offset) for offset in range(size)] for block, _ in pairs]
+        for (_, block), entries in zip(pairs, read, strict=True):
+            for offset, entry in enumerate(entries):
+                destination.pop(block * size + offset, None)
+                if entry is not None:
+                    destination[block * size + offset] = entry
+
+    def _drafts(self, output: SchedulerOutput, row: int) -> list[int]:
+        limit = output.draft_limits[row] if output.draft_limits else 0
+        if not limit:
+            return []
+        assert output.samples[row] and output.num_new_tokens[row] == 1, "drafts for a row that does not decode"
+        return self.draft(output.requests[row].token_ids, limit)
+
+    def _sample(self, context: list[int], drafts: list[int]) -> list[int]:
+        """The tokens that the model gives, as long as the drafts before them were right."""
+        tokens = [next_token(context, self.vocab_size)]
+        for draft in drafts:
+            if draft != tokens[-1]:
+                break
+            tokens.append(next_token([*context, *tokens], self.vocab_size))
+        return tokens
+
+    def _write(self, output: SchedulerOutput, row: int, drafts: list[int]) -> None:
         request, start, count = output.requests[row], output.starts[row], output.num_new_tokens[row]
-        assert count >= 1, f"{request!r} is scheduled for nothing"
-        assert output.samples[row] == (start + count == request.num_tokens)
-        for position in range(start, start + count):
+        padding = output.padding[row] if output.padding else 0
+        assert count + padding >= 1, f"{request!r} is scheduled for nothing"
+        assert output.samples[row] == (count > 0 and start + count == request.num_tokens)
+        tokens = [*request.token_ids[start : start + count], *drafts, *[PADDING_TOKEN] * padding]
+        for position, token in enumerate(tokens, start=start):
             slot = self._slot(output.block_tables[row], position)
             assert slot >= self.block_size, f"{request!r} writes to the null block"
-            self.memory[slot] = (request.token_ids[position], position)
+            self.memory[slot] = (token, position)
 
     def _gather(self, output: SchedulerOutput, row: int) -> list[int]:
         request = output.requests[row]
         end = output.starts[row] + output.num_new_tokens[row]
+        if output.num_new_tokens[row] == 0:  # padding alone: nobody reads what it gives
+            end = request.num_computed_tokens
         found = [self.memory.get(self._slot(output.block_tables[row], p)) for p in range(end)]
         wanted = [(request.token_ids[p], p) for p in range(end)]
         assert found == wanted, f"{request!r}: its block table does not lead to its own tokens"
@@ -116,11 +163,13 @@ def make_core(
     prefix_cache: bool = True,
     max_model_len: int = 4_096,
     token_budget: int = 64,
+    num_host_blocks: int = 0,
     runner: Any = None,
     clock: Callable[[], float] | None = None,
     codec: Any = None,
     eos_token_ids: frozenset[int] = frozenset(),
     vocab_size: int = VOCAB_SIZE,
+    costs: PreemptionCosts | None = None,
     **scheduler: Any,
 ) -> EngineCore:
     """A core on a :class:`KVCheckingRunner`; keyword arguments beyond its own go to :class:`SchedulerConfig`."""
@@ -133,6 +182,8 @@ def make_core(
         max_model_len=max_model_len,
         vocab_size=vocab_size,
         token_budget=token_budget,
+        num_host_blocks=num_host_blocks,
+        costs=costs,
         eos_token_ids=eos_token_ids,
         codec=codec,
         **({} if clock is None else {"clock": clock}),

@@ -9,7 +9,7 @@ from engine.events import RunTotals
 
 @dataclass(slots=True)
 class Counters:
-    """The fields of :class:`RunTotals`, which defines them."""
+    """The fields of :class:`RunTotals`, which defines them, in its order."""
 
     steps: int = 0
     arrived: int = 0
@@ -21,17 +21,15 @@ class Counters:
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
     rejected: int = 0
+    computed_tokens: int = 0
+    padding_tokens: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
     def snapshot(self) -> RunTotals:
-        return RunTotals(
-            steps=self.steps,
-            arrived=self.arrived,
-            finished=self.finished,
-            prompt_tokens=self.prompt_tokens,
-            output_tokens=self.output_tokens,
-            preemptions=self.preemptions,
-            recomputed_tokens=self.recomputed_tokens,
-            prefix_query_tokens=self.prefix_query_tokens,
-            prefix_hit_tokens=self.prefix_hit_tokens,
-            rejected=self.rejected,
-        )
+        return RunTotals(*[getattr(self, name) for name in _FIELDS])
+
+
+_FIELDS = RunTotals.__struct_fields__

@@ -62,10 +62,10 @@ class ModelRunnerOutput:
     """New tokens per row: empty where the row was not sampled; with speculation the accepted drafts and one more."""
     logprobs: list[list[TokenLogprobs]]
     """As many as token ids, where the request asked; else empty."""
-    drafts: list[int] = field(default_factory=list)
-    """How many tokens were drafted for each row; empty: none anywhere."""
     errors: dict[int, str] = field(default_factory=dict)
     """Row index → why this row alone failed (its logits were not finite)."""
     prepare_seconds: float = 0.0
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
+    drafts: list[int] = field(default_factory=list)
+    """How many tokens were drafted for each row; empty: none anywhere."""

@@ -1,8 +1,9 @@
 """The scheduler: lays the desk for a discipline, validates and executes its plan, and takes the step's results in.
 
-    add ──▶ waiting ──admit──▶ running ──update──▶ finish
+    add ──▶ waiting ──admit──▶ running ──update──▶ settle ──▶ finished
                ▲                  │
-               └─────preempt──────┘      blocks freed, epoch bumped, computed tokens 0
+               ├──── recompute ───┤      epoch bumped, blocks freed, computed tokens 0
+               └── swapped ◀ swap ┘      epoch bumped, blocks in host memory, computed tokens kept
 
 Every change leaves an event in ``events``, which the core takes away after each step. What a step costs does not depend
 on how many requests wait nor on how large the pool or its cache is.
@@ -10,49 +11,39 @@ on how many requests wait nor on how large the pool or its cache is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
-from engine.config import SchedulerConfig
-from engine.events import Admitted, AnyEvent, Arrived, Deferred, Finished, Preempted, Rejected, RowKind
-from engine.memory.kv_cache import KVCacheManager
+from engine.config import SPECULATION_OFF, SchedulerConfig
+from engine.events import (
+    Admitted,
+    AnyEvent,
+    Arrived,
+    Deferred,
+    Ended,
+    Finished,
+    Preempted,
+    Reconfigured,
+    Recovered,
+    Rejected,
+    RowKind,
+    SwapDropped,
+)
+from engine.memory.kv_cache import Joining, KVCacheManager
 from engine.request import FinishReason, Request, RequestStatus
+from engine.scheduling.costs import PreemptionCosts
 from engine.scheduling.counters import Counters
-from engine.scheduling.discipline import Discipline, PlanningDesk
-from engine.scheduling.orders import QueueOrder, WaitingQueue
+from engine.scheduling.discipline import Discipline, PlanningDesk, make_discipline
+from engine.scheduling.orders import QueueOrder, WaitingLine
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
-from engine.scheduling.disciplines.vllm import VllmDiscipline
-
-DISCIPLINES: dict[str, type[Discipline]] = {"vllm": VllmDiscipline}
-"""One file each in this package."""
+from engine.scheduling.preemption import choose_preemption
+from engine.scheduling.results import StepUpdate, take_results
 
 _DECODE, _PREFILL, _RECOMPUTE = int(RowKind.DECODE), int(RowKind.PREFILL), int(RowKind.RECOMPUTE)
-
-
-def _end_reason(request: Request, token: int) -> FinishReason | None:
-    """Why ``token``, which has just been appended, ends the request; None if it does not."""
-    length = len(request.token_ids)
-    if token in request.stop_token_ids and length >= request.min_length:
-        return FinishReason.STOP
-    return FinishReason.LENGTH if length >= request.length_limit else None
+_PADDING = int(RowKind.PADDING)
 
 
 class PlanError(RuntimeError):
     """A discipline planned what must not run: a fault of its code, never of a request."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepUpdate:
-    """What one step gave; rows as in the :class:`SchedulerOutput`."""
-
-    new_tokens: list[list[int]]
-    """Output tokens per row, nothing behind the one that ended it."""
-    num_computed: list[int]
-    """Computed tokens per row after the step."""
-    ended: dict[int, FinishReason] = field(default_factory=dict)
-    """Row → why its request is over. The caller finishes it, for it may know better: a stop string."""
-    first_rows: list[int] = field(default_factory=list)
-    """Rows that gave a request its first token."""
 
 
 class Scheduler:
@@ -65,21 +56,32 @@ class Scheduler:
         prefix_cache: bool,
         token_budget: int,
         cache_key: bytes = b"",
+        num_host_blocks: int = 0,
+        costs: PreemptionCosts | None = None,
     ) -> None:
         self.config = config
         self.token_budget = token_budget
         self.events: list[AnyEvent] = []
         self.memory = KVCacheManager(
-            num_blocks, block_size, prefix_cache=prefix_cache, cache_key=cache_key, events=self.events
+            num_blocks,
+            block_size,
+            prefix_cache=prefix_cache,
+            cache_key=cache_key,
+            events=self.events,
+            num_host_blocks=num_host_blocks,
         )
         self.order = QueueOrder(config)
-        self.waiting = WaitingQueue(self.order)
+        self.waiting = WaitingLine(self.order, config)
         self.running: list[Request] = []
         self.deferred: Deferred | None = None
         """Why the head of the queue waits, as last told."""
         self.counters = Counters()
-        self._discipline = DISCIPLINES[config.discipline]()
-        self._watermark_blocks = int(config.watermark * num_blocks)
+        self.discipline: Discipline = make_discipline(config)
+        self.discipline_name = config.discipline
+        """The one that plans; ``config.discipline`` is the one that is wanted."""
+        self._costs = costs
+        self._recovering: list[Request] = []
+        """Preempted, and not yet where they were."""
         self._now = 0.0
 
     # Queues -------------------------------------------------------------------------------------------------------
@@ -96,6 +98,7 @@ class Scheduler:
                 request.priority,
                 request.user,
                 request.arrival_time,
+                request.parent.request_id if request.parent is not None else 0,
             )
         )
 
@@ -106,34 +109,63 @@ class Scheduler:
         self.counters.rejected += 1
         self.events.append(Rejected(request_id, message))
 
+    def settle(self, ended: Mapping[Request, FinishReason]) -> list[Request]:
+        """Account for answers that a step has completed: the requests that have left with it, ended now or before."""
+        failed = [request for request, reason in ended.items() if reason is FinishReason.ERROR]
+        for request, reason in ended.items():
+            request.finish_reason = reason
+        complete = [request for request in ended if request not in failed] if failed else list(ended)
+        if self.discipline.ends_together:
+            for request in complete:
+                request.status = RequestStatus.ENDED
+                self.events.append(Ended(request.request_id, str(ended[request]), request.num_output_tokens))
+        leaving = failed + self.discipline.leaving(
+            [request for request in self.running if request not in failed] if failed else self.running,
+            complete,
+            self.counters,
+            self.events,
+        )
+        for request in leaving:
+            self.finish(request, request.finish_reason or FinishReason.LENGTH)
+        return leaving
+
     def finish(self, request: Request, reason: FinishReason) -> None:
-        """End a request in whatever state it is; a second time changes nothing."""
+        """End a request in whatever state it is, and give up what it holds; a second time changes nothing."""
         status = request.status
         if status is RequestStatus.FINISHED:
             return
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
         request.epoch += 1
-        if status is RequestStatus.RUNNING:
+        request.parent = None  # a chain of requests must not keep each other alive
+        if status in (RequestStatus.RUNNING, RequestStatus.ENDED):
             self.running.remove(request)
         else:
-            self.waiting.forget_one()
+            self.waiting.forget(request, status)
         self.memory.release(request)
         self._clear_deferred(request)
+        if request.preempted_at is not None:
+            self._recovering.remove(request)
         self.counters.finished += 1
         self.events.append(Finished(request.request_id, str(reason), request.num_output_tokens))
 
-    def admit(self, request: Request, hits: Sequence[int], num_new_tokens: int) -> bool:
-        if not self.memory.admit(request, hits, num_new_tokens):
+    def admit(self, request: Request, joining: Joining, num_tokens: int) -> bool:
+        status, num_host_blocks = request.status, len(request.host_blocks)
+        if len(self.running) >= self.config.max_num_seqs:
+            raise PlanError(f"{self.discipline_name} admits {request!r} to a batch of {len(self.running)}")
+        if not self.memory.join(request, joining, num_tokens):
             return False
-        resumed = request.status is RequestStatus.PREEMPTED
+        self.counters.swapped_in_blocks += num_host_blocks
         request.status = RequestStatus.RUNNING
-        self.waiting.forget_one()
+        request.padded = 0
+        self.waiting.forget(request, status)
         self.running.append(request)
         cached = request.num_computed_tokens
+        resumed = request.num_preemptions > 0
         if not resumed:
             request.admitted_time = self._now
             request.num_cached_tokens = cached
+            self.waiting.queue.charge(request, input_tokens=request.num_prompt_tokens)
             if self.memory.prefix_cache:
                 self.counters.prefix_query_tokens += request.num_prompt_tokens
                 self.counters.prefix_hit_tokens += cached
@@ -142,20 +174,54 @@ class Scheduler:
         return True
 
     def preempt(self, victim: Request, beneficiary: Request, rule: str) -> None:
-        lost, blocks = victim.num_computed_tokens, len(victim.block_ids)
+        computed, blocks = victim.num_computed_tokens, len(victim.block_ids)
+        choice = choose_preemption(victim, self.config.preemption, self.memory, self._costs)
+        moved = self.memory.blocks_to_swap(victim) if choice.swap else 0
         self.running.remove(victim)
-        victim.status = RequestStatus.PREEMPTED
         victim.epoch += 1
         victim.num_preemptions += 1
-        victim.lost_tokens = max(victim.lost_tokens, lost)
-        victim.prefill_end = max(victim.prefill_end, lost)
         victim.queued_since = self._now
+        if victim.preempted_at is None:
+            victim.preempted_at = self._now
+            self._recovering.append(victim)
         self.counters.preemptions += 1
+        self.counters.swapped_out_blocks += moved
         self.events.append(
-            Preempted(victim.request_id, beneficiary.request_id, rule, self.config.preemption, lost, blocks)
+            Preempted(
+                victim.request_id,
+                beneficiary.request_id,
+                rule,
+                "swap" if choice.swap else "recompute",
+                computed,
+                blocks,
+                moved,
+                choice.recompute_seconds,
+                choice.swap_seconds,
+                choice.fallback,
+            )
         )
-        self.memory.release(victim)
+        if choice.swap:
+            self.memory.swap_out(victim)
+            victim.status = RequestStatus.SWAPPED
+        else:
+            self._lose(victim)
         self.waiting.push(victim)
+
+    def drop_swapped(self, request: Request, reason: str) -> None:
+        """A swapped request gives up its blocks on host and device, and waits to be computed again."""
+        self.events.append(SwapDropped(request.request_id, request.host_blocks, reason))
+        self._lose(request)
+        request.epoch += 1
+        self.waiting.forget(request, RequestStatus.SWAPPED)
+        self.waiting.push(request)
+
+    def _lose(self, request: Request) -> None:
+        """What a request has computed is gone."""
+        lost = request.num_computed_tokens
+        request.status = RequestStatus.PREEMPTED
+        request.lost_tokens = max(request.lost_tokens, lost)
+        request.prefill_end = max(request.prefill_end, lost)
+        self.memory.release(request)
 
     def defer(self, request: Request, reason: str, needed: int, available: int) -> None:
         told = self.deferred
@@ -179,11 +245,52 @@ class Scheduler:
         self.events.clear()
         return events
 
+    # Knobs --------------------------------------------------------------------------------------------------------
+
+    def reconfigure(self, config: SchedulerConfig) -> None:
+        """Change the knobs: the discipline once the batch has drained, everything else at once."""
+        before, self.config = self.config, config
+        if config.max_num_batched_tokens is not None:
+            self.token_budget = config.max_num_batched_tokens
+        knobs = ("order", "ageing", "user_weights")
+        if any(getattr(before, name) != getattr(config, name) for name in knobs):
+            waiting = self.waiting.in_order()
+            self.order = QueueOrder(config)
+            self.waiting.arrange(self.order, config, waiting)
+        self.waiting.closed = config.discipline != self.discipline_name
+        if not self.waiting.closed:
+            self.discipline.config = config
+        self._tell_knobs()
+
+    @property
+    def pending_discipline(self) -> str:
+        """The one that takes over when the batch has drained; empty without one."""
+        return self.config.discipline if self.waiting.closed else ""
+
+    def _change_discipline(self) -> None:
+        self.discipline = make_discipline(self.config)
+        self.discipline_name = self.config.discipline
+        self.waiting.closed = False
+        if not self.discipline.preempts:
+            for request in self.waiting.swapped.in_order():
+                self.drop_swapped(request, f"{self.discipline_name} does not swap")
+        self._tell_knobs()
+
+    def _tell_knobs(self) -> None:
+        config = self.config
+        self.events.append(Reconfigured(self.discipline_name, config.order, config.preemption, self.pending_discipline))
+
     # One step -----------------------------------------------------------------------------------------------------
 
     def schedule(self, step: int, now: float) -> SchedulerOutput | None:
         """Plan one step at ``now``; None if nothing can be computed."""
         self._now = now
+        if self.waiting.closed:
+            if not self.running:
+                self._change_discipline()
+            elif (first := self.waiting.first()) is not None:
+                self.defer(first, "draining", len(self.running), 0)
+        config = self.config
         desk = PlanningDesk(
             running=self.running,
             waiting=self.waiting,
@@ -191,20 +298,49 @@ class Scheduler:
             tools=self,
             order=self.order,
             token_budget=self.token_budget,
-            max_num_seqs=self.config.max_num_seqs,
-            chunked_prefill=self.config.chunked_prefill,
-            watermark_blocks=self._watermark_blocks,
+            max_num_seqs=config.max_num_seqs,
+            chunked_prefill=config.chunked_prefill and not self.discipline.whole_prompts,
+            watermark_blocks=int(config.watermark * self.memory.num_blocks),
+            totals=self.counters,
         )
-        self._discipline.plan(desk)
-        if not desk.plan:
+        self.discipline.plan(desk)
+        if not desk.plan and not desk.padding:
             return None
-        output = self._output(step, desk.plan)
-        self._validate(output)
+        limits: list[int] = []
+        if config.speculative != SPECULATION_OFF and self.discipline.speculates:
+            limits = self._draft_limits(desk)
+        output = self._output(step, desk, limits)
+        self._validate(output, desk)
         return output
 
-    def _output(self, step: int, plan: dict[Request, int]) -> SchedulerOutput:
+    def _draft_limits(self, desk: PlanningDesk) -> list[int]:
+        """How many drafts each row of the plan may have: what is left of the budget goes to those that decode, in
+        order, within what they may still answer. Nobody yields for a draft: where no block is to be had it is left
+        out, and while few are left the blocks are kept for tokens that are certain."""
+        left, limits = desk.budget_left, list[int]()
+        for request, count in desk.plan.items():
+            computed = request.num_computed_tokens
+            wanted = 0
+            if left > 0 and count == 1 and computed + 1 == len(request.token_ids):
+                wanted = min(self.config.draft_tokens, left, request.footprint - len(request.token_ids))
+            if wanted > 0 and computed + 1 + wanted > request.capacity:
+                spare = self.memory.pool.num_available > len(self.running)
+                if not (spare and self.memory.reserve(request, 1 + wanted)):
+                    wanted = request.capacity - computed - 1
+            limits.append(max(wanted, 0))
+            left -= limits[-1]
+        return limits if any(limits) else []
+
+    def _output(self, step: int, desk: PlanningDesk, draft_limits: list[int]) -> SchedulerOutput:
+        plan, padding = desk.plan, list[int]()
+        if desk.padding:
+            plan = {**plan, **{request: 0 for request in desk.padding if request not in plan}}
+            padding = [desk.padding.get(request, 0) for request in plan]
         requests, counts = list(plan), list(plan.values())
         starts = [request.num_computed_tokens for request in requests]
+        if padding:
+            starts = [s if n else s + r.padded for r, s, n in zip(requests, starts, counts, strict=True)]
+        moves = self.memory.take_moves()
         return SchedulerOutput(
             step=step,
             requests=requests,
@@ -212,79 +348,73 @@ class Scheduler:
             starts=starts,
             num_new_tokens=counts,
             block_tables=[request.block_ids for request in requests],
-            samples=[s + n == len(r.token_ids) for r, s, n in zip(requests, starts, counts, strict=True)],
-            block_copies=self.memory.take_copies(),
+            samples=[n > 0 and s + n == len(r.token_ids) for r, s, n in zip(requests, starts, counts, strict=True)],
+            block_copies=moves.copies,
             kinds=[
                 _DECODE if s >= r.prefill_end else _RECOMPUTE if s < r.lost_tokens else _PREFILL
                 for r, s in zip(requests, starts, strict=True)
-            ],
+            ]
+            if not padding
+            else [_kind(r, s, n) for r, s, n in zip(requests, starts, counts, strict=True)],
+            padding=padding,
+            draft_limits=draft_limits,
+            swap_out=moves.swap_out,
+            swap_in=moves.swap_in,
         )
 
-    def _validate(self, output: SchedulerOutput) -> None:
-        total = output.total_tokens
-        if total > self.token_budget:
-            raise PlanError(f"{self._discipline.name} planned {total} tokens; the budget is {self.token_budget}")
-        if len(self.running) > self.config.max_num_seqs:
-            raise PlanError(f"{len(self.running)} requests run; at most {self.config.max_num_seqs} may")
-        running = RequestStatus.RUNNING
+    def _validate(self, output: SchedulerOutput, desk: PlanningDesk) -> None:
+        total, counts = output.total_tokens, output.num_new_tokens
+        alone = not desk.chunked_prefill and sum(count > 1 for count in counts) == 1
+        if total > self.token_budget and not alone:
+            raise PlanError(f"{self.discipline_name} planned {total} tokens; the budget is {self.token_budget}")
+        extra = output.padding or output.draft_limits or [0] * len(counts)
+        running, ended = RequestStatus.RUNNING, RequestStatus.ENDED
         wrong = [
-            f"{request!r} × {count}"
-            for request, start, count in zip(output.requests, output.starts, output.num_new_tokens, strict=True)
-            if request.status is not running
-            or count < 1
-            or start + count > request.capacity
-            or start + count > len(request.token_ids)
+            f"{request!r} × {count} + {more}"
+            for request, start, count, more in zip(output.requests, output.starts, counts, extra, strict=True)
+            if (request.status is not running and (request.status is not ended or count > 0))
+            or count + more < 1
+            or start + count + more > request.capacity
+            or (count > 0 and start + count > len(request.token_ids))
         ]
         if wrong:
-            raise PlanError(f"{self._discipline.name} planned what cannot run: {'; '.join(wrong)}")
+            raise PlanError(f"{self.discipline_name} planned what cannot run: {'; '.join(wrong)}")
 
-    def update(self, output: SchedulerOutput, result: ModelRunnerOutput) -> StepUpdate:
-        """Take in what the runner computed. Rows whose request was preempted or aborted meanwhile are dropped by epoch,
-        rows in error keep nothing of the step."""
-        self.counters.steps += 1
-        ends = [start + count for start, count in zip(output.starts, output.num_new_tokens, strict=True)]
-        update = StepUpdate(list(result.token_ids), ends)
-        dropped = self._dropped_rows(output, result, update)
-        for row, (request, kind, end, sampled) in enumerate(
-            zip(output.requests, output.kinds, ends, result.token_ids, strict=True)
-        ):
-            if dropped and row in dropped:
-                continue
-            request.num_computed_tokens = end
-            tokens = request.token_ids
-            if kind != _DECODE:
-                self._count_prefill(request, output.starts[row], end)
-                if sampled and len(tokens) == request.num_prompt_tokens:
-                    update.first_rows.append(row)
-            for token in sampled:
-                tokens.append(token)
-                if token in request.stop_token_ids or len(tokens) >= request.length_limit:
-                    reason = _end_reason(request, token)
-                    if reason is not None:
-                        update.ended[row] = reason
-                        update.new_tokens[row] = sampled[: len(tokens) - end]
-                        break
-            if end >= request.cache_edge:
-                self.memory.register_full_blocks(request)
-        self.counters.output_tokens += sum(map(len, update.new_tokens))
+    def update(self, output: SchedulerOutput, result: ModelRunnerOutput, now: float) -> StepUpdate:
+        """Take in what the runner computed until ``now``. Rows whose request was preempted or aborted meanwhile are
+        dropped by epoch, rows in error keep nothing of the step."""
+        update = take_results(output, result, self.memory, self.counters)
+        if self._recovering:
+            self._tell_recovered(now)
+        if self.order.name == "fair":
+            for request, tokens in zip(output.requests, update.new_tokens, strict=True):
+                self.waiting.queue.charge(request, output_tokens=len(tokens))
         return update
 
-    @staticmethod
-    def _dropped_rows(output: SchedulerOutput, result: ModelRunnerOutput, update: StepUpdate) -> set[int]:
-        """Rows that give nothing: stale ones, and those in error, which end their request."""
-        epochs = [request.epoch for request in output.requests]
-        if epochs == output.epochs and not result.errors:
-            return set()
-        dropped = {row for row, epoch in enumerate(output.epochs) if epoch != epochs[row]}
-        for row in result.errors.keys() - dropped:
-            update.ended[row] = FinishReason.ERROR
-            dropped.add(row)
-        for row in dropped:
-            update.new_tokens[row] = []
-        return dropped
+    def _tell_recovered(self, now: float) -> None:
+        for request in list(self._recovering):
+            if request.status is RequestStatus.RUNNING and request.num_computed_tokens >= request.lost_tokens:
+                assert request.preempted_at is not None
+                seconds = now - request.preempted_at
+                self.events.append(Recovered(request.request_id, seconds, request.recomputed_tokens))
+                self._recovering.remove(request)
+                request.preempted_at, request.recomputed_tokens = None, 0
 
-    def _count_prefill(self, request: Request, start: int, end: int) -> None:
-        """Tell the prompt tokens computed for the first time from those computed again."""
-        again = max(min(end, request.lost_tokens) - start, 0)
-        self.counters.recomputed_tokens += again
-        self.counters.prompt_tokens += max(min(end, request.num_prompt_tokens) - start - again, 0)
+    def room(self) -> tuple[int, int, int]:
+        """(places in the batch without a complete answer, KV slots in blocks not begun, empty slots in those begun),
+        over the running requests."""
+        size = self.memory.block_size
+        computed = [request.num_computed_tokens for request in self.running]
+        begun = sum([-(-count // size) for count in computed])
+        held = sum([len(request.block_ids) for request in self.running])
+        ended = RequestStatus.ENDED
+        slots = len(computed)
+        if self.discipline.ends_together:
+            slots = sum(request.status is not ended for request in self.running)
+        return slots, max(held - begun, 0) * size, begun * size - sum(computed)
+
+
+def _kind(request: Request, start: int, count: int) -> int:
+    if count == 0:
+        return _PADDING
+    return _DECODE if start >= request.prefill_end else _RECOMPUTE if start < request.lost_tokens else _PREFILL

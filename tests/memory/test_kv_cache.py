@@ -1,4 +1,4 @@
-"""Block tables, prefix hits and copy-on-write."""
+"""Block tables, prefix hits, copy-on-write and host memory."""
 
 from __future__ import annotations
 
@@ -9,16 +9,23 @@ import pytest
 from engine.events import AnyEvent, BlockCopied, BlocksAllocated, BlocksShared
 from engine.memory.block_pool import OutOfBlocksError
 from engine.memory.kv_cache import KVCacheManager
-from engine.request import Request, SamplingParams
+from engine.request import Request, RequestStatus, SamplingParams
 
 
 class Cache:
     """A manager, and requests that compute without a model."""
 
-    def __init__(self, num_blocks: int = 8, block_size: int = 4, cache_key: bytes = b"") -> None:
+    def __init__(
+        self, num_blocks: int = 8, block_size: int = 4, cache_key: bytes = b"", num_host_blocks: int = 0
+    ) -> None:
         self.events: list[AnyEvent] = []
         self.manager = KVCacheManager(
-            num_blocks, block_size, prefix_cache=True, cache_key=cache_key, events=self.events
+            num_blocks,
+            block_size,
+            prefix_cache=True,
+            cache_key=cache_key,
+            events=self.events,
+            num_host_blocks=num_host_blocks,
         )
         self._next_id = 1
 
@@ -31,11 +38,20 @@ class Cache:
     def admit(self, tokens: list[int]) -> tuple[Request, int]:
         """A request whose whole prompt is computed, and how many of its tokens were hits."""
         request = self.request(tokens)
-        hits = self.manager.find_prefix(request)
-        cached = len(hits) * self.manager.block_size
-        assert self.manager.admit(request, hits, len(tokens) - cached)
-        self.compute(request, len(tokens) - cached)
-        return request, cached
+        joining = self.manager.look_up(request)
+        assert self.manager.join(request, joining, len(tokens))
+        request.status = RequestStatus.RUNNING
+        self.compute(request, len(tokens) - joining.num_computed)
+        return request, joining.num_computed
+
+    def branch(self, parent: Request) -> Request:
+        """Another answer to the parent's prompt, which joins, and computes the prompt's last token itself."""
+        child = self.request(parent.token_ids[: parent.num_prompt_tokens])
+        child.parent = parent
+        assert self.manager.join(child, self.manager.look_up(child), child.num_tokens)
+        child.status = RequestStatus.RUNNING
+        self.compute(child, child.num_tokens - child.num_computed_tokens)
+        return child
 
     def compute(self, request: Request, count: int) -> None:
         assert request.num_computed_tokens + count <= request.capacity
@@ -50,7 +66,8 @@ class Cache:
         self.compute(request, 1)
 
     def check(self, *live: Request) -> None:
-        self.manager.pool.check(Counter(block for request in live for block in request.block_ids))
+        self.manager.pool.check(Counter(block for request in live for block in request.block_ids if block))
+        self.manager.host.check([block for request in live for block in request.host_blocks])
 
 
 def test_a_full_hit_leaves_a_token_to_compute_and_never_shrinks() -> None:
@@ -117,12 +134,12 @@ def test_idle_hits_need_room_too() -> None:
     first, _ = cache.admit(list(range(8)))
     cache.manager.release(first)
     again = cache.request([*range(8), 9])
-    hits = cache.manager.find_prefix(again)
-    assert len(hits) == 2 and cache.manager.blocks_to_admit(again, hits) == 3
+    joining = cache.manager.look_up(again)
+    assert joining.num_computed == 8 and cache.manager.blocks_to_join(again, joining) == 3
     holder, _ = cache.admit([7])
-    assert holder.block_ids[0] not in hits, "the free block goes before the cached ones"
-    assert cache.manager.blocks_to_admit(again, hits) > cache.manager.pool.num_available
-    assert not cache.manager.admit(again, hits, 1)
+    assert holder.block_ids[0] not in joining.blocks, "the free block goes before the cached ones"
+    assert cache.manager.blocks_to_join(again, joining) > cache.manager.pool.num_available
+    assert not cache.manager.join(again, joining, 9)
     assert again.block_ids == [] and again.num_computed_tokens == 0
     cache.check(holder)
 
@@ -138,10 +155,10 @@ def test_a_refusal_of_the_pool_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) 
 
     with monkeypatch.context() as patch:
         patch.setattr(cache.manager.pool, "take", refuse)
-        assert not cache.manager.admit(request, cache.manager.find_prefix(request), 6)
+        assert not cache.manager.join(request, cache.manager.look_up(request), 10)
         cache.check()
         assert len(cache.events) == events
-    assert cache.manager.admit(request, cache.manager.find_prefix(request), 6)
+    assert cache.manager.join(request, cache.manager.look_up(request), 10)
     assert [type(event) for event in cache.events[events:]] == [BlocksShared, BlocksAllocated]
     cache.check(request)
 
@@ -151,7 +168,7 @@ def test_without_the_cache_nothing_is_found_or_kept() -> None:
     manager = KVCacheManager(4, 4, prefix_cache=False, cache_key=b"", events=events)
     request = Request(1, list(range(8)), SamplingParams(), max_tokens=10)
     manager.prepare(request)
-    assert manager.admit(request, manager.find_prefix(request), 8)
+    assert manager.join(request, manager.look_up(request), 8)
     request.num_computed_tokens = 8
     assert request.num_computed_tokens < request.cache_edge
     manager.release(request)
@@ -159,34 +176,25 @@ def test_without_the_cache_nothing_is_found_or_kept() -> None:
 
 
 def test_copy_on_write_in_the_middle_of_a_block() -> None:
-    """Two children write on behind a half-full block; each gets its own, and the last one left writes in place."""
+    """Two further answers behind a half-full block: each gets a copy to write to, the first one writes in place."""
     cache = Cache(num_blocks=16)
     manager = cache.manager
     parent, _ = cache.admit([1, 2, 3, 4, 5, 6])
-    children = [cache.request([1, 2, 3, 4, 5, 6]) for _ in range(2)]
-    for child in children:
-        manager.fork(parent, child)
-    everyone = [parent, *children]
-    cache.check(*everyone)
     full, half = parent.block_ids
-    assert manager.pool.ref_counts[half] == 3
-
-    cache.decode(children[0], 10)
-    copies = manager.take_copies()
-    assert copies == [(half, children[0].block_ids[1])] and manager.take_copies() == []
-    assert parent.block_ids == [full, half] and manager.pool.ref_counts[half] == 2
-    cache.check(*everyone)
-
-    cache.decode(children[1], 11)
-    assert manager.take_copies() == [(half, children[1].block_ids[1])]
-    assert len({r.block_ids[1] for r in everyone}) == 3 and len({r.block_ids[0] for r in everyone}) == 1
-
-    cache.decode(parent, 12)
-    assert manager.take_copies() == [] and parent.block_ids == [full, half], "the last owner writes in place"
+    children = [cache.branch(parent) for _ in range(2)]
+    everyone = [parent, *children]
+    assert manager.take_moves().copies == [(half, child.block_ids[1]) for child in children]
+    assert manager.take_moves().copies == [], "each is handed out once"
+    assert parent.block_ids == [full, half]
+    assert len({r.block_ids[1] for r in everyone}) == 3 and {r.block_ids[0] for r in everyone} == {full}
+    assert (manager.pool.ref_counts[full], manager.pool.ref_counts[half]) == (3, 1)
     cache.check(*everyone)
     copied = [event for event in cache.events if isinstance(event, BlockCopied)]
     assert [(event.request_id, event.source) for event in copied] == [(2, half), (3, half)]
-
+    for number, request in enumerate(everyone):
+        cache.decode(request, 10 + number)
+    assert parent.block_ids == [full, half], "nobody else reads what it writes to"
+    cache.check(*everyone)
     for child in children:
         manager.release(child)
     cache.check(parent)
@@ -194,39 +202,95 @@ def test_copy_on_write_in_the_middle_of_a_block() -> None:
     assert manager.pool.find(parent.block_hashes[1]) == half, "the full block is known by its own contents"
 
 
-def test_the_parent_copies_too_where_it_writes_first() -> None:
+def test_a_branch_at_the_edge_of_a_block_copies_nothing() -> None:
     cache = Cache()
-    parent, _ = cache.admit([1, 2])
-    half = parent.block_ids[0]
-    child = cache.request([1, 2])
-    cache.manager.fork(parent, child)
-    cache.decode(parent, 3)
-    assert cache.manager.take_copies() == [(half, parent.block_ids[0])] and parent.block_ids[0] != half
-    cache.decode(child, 4)
-    assert cache.manager.take_copies() == [] and child.block_ids == [half]
-    cache.check(parent, child)
-
-
-def test_a_fork_at_the_edge_of_a_block_copies_nothing() -> None:
-    cache = Cache()
-    parent, _ = cache.admit([1, 2, 3, 4])
-    child = cache.request([1, 2, 3, 4])
-    cache.manager.fork(parent, child)
-    cache.decode(child, 5)
-    cache.decode(parent, 6)
-    assert cache.manager.take_copies() == []
+    parent, _ = cache.admit([1, 2, 3, 4, 5])
+    child = cache.branch(parent)
+    assert cache.manager.take_moves().copies == []
     assert child.block_ids[0] == parent.block_ids[0] and child.block_ids[1] != parent.block_ids[1]
     cache.check(parent, child)
 
 
+def test_a_branch_whose_parent_has_left_finds_what_the_cache_has() -> None:
+    cache = Cache()
+    parent, _ = cache.admit([1, 2, 3, 4, 5, 6])
+    child = cache.request([1, 2, 3, 4, 5, 6])
+    child.parent = parent
+    cache.manager.release(parent)
+    parent.status = RequestStatus.FINISHED
+    assert cache.manager.look_up(child).num_computed == 4
+
+
 def test_a_copy_is_forgotten_with_the_request_it_was_for() -> None:
     cache = Cache()
-    parent, _ = cache.admit([1, 2])
-    child = cache.request([1, 2])
-    cache.manager.fork(parent, child)
-    cache.decode(child, 3)
+    parent, _ = cache.admit([1, 2, 3])
+    child = cache.branch(parent)
     cache.manager.release(child)
-    assert cache.manager.take_copies() == []
-    cache.decode(parent, 4)
-    assert cache.manager.take_copies() == []
+    assert cache.manager.take_moves().copies == []
     cache.check(parent)
+
+
+# Host memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_out_to_the_host_and_back() -> None:
+    cache = Cache(num_blocks=6, num_host_blocks=4)
+    manager = cache.manager
+    request, _ = cache.admit([1, 2, 3, 4, 5, 6])
+    assert manager.reserve(request, 6) and len(request.block_ids) == 3
+    blocks = request.block_ids[:2]
+    assert manager.blocks_to_swap(request) == 2 and manager.swap_refusal(request) == ""
+    assert manager.swap_out(request) == 2
+    request.status = RequestStatus.SWAPPED
+    assert request.block_ids == [0, 0] and request.num_computed_tokens == 6 and manager.pool.num_available == 6
+    hosts = list(request.host_blocks)
+    assert manager.take_moves().swap_out == list(zip(blocks, hosts, strict=True))
+    cache.check(request)
+
+    joining = manager.look_up(request)
+    assert joining.num_computed == 6 and manager.blocks_to_join(request, joining, 9) == 3
+    assert manager.join(request, joining, 9)
+    assert len(request.block_ids) == 3 and 0 not in request.block_ids and request.num_computed_tokens == 6
+    assert manager.host.num_free == 2, "what is only on its way back is not handed out yet"
+    assert manager.take_moves().swap_in == list(zip(hosts, request.block_ids[:2], strict=True))
+    assert manager.host.num_free == 4
+    cache.check(request)
+
+
+def test_shared_blocks_stay_on_the_device() -> None:
+    cache = Cache(num_blocks=6, num_host_blocks=4)
+    manager = cache.manager
+    owner, _ = cache.admit([1, 2, 3, 4, 5])
+    other, cached = cache.admit([1, 2, 3, 4, 9, 9])
+    assert cached == 4 and manager.blocks_to_swap(other) == 1
+    manager.swap_out(other)
+    other.status = RequestStatus.SWAPPED
+    assert other.block_ids == [owner.block_ids[0], 0]
+    manager.release(owner)
+    cache.check(other)
+    manager.release(other)
+    assert manager.host.num_used == 0
+    cache.check()
+
+
+@pytest.mark.parametrize("num_host_blocks, reason", [(0, "needs 2 host blocks and 0 are free"), (1, "1 are free")])
+def test_a_host_pool_that_is_too_small_refuses(num_host_blocks: int, reason: str) -> None:
+    cache = Cache(num_host_blocks=num_host_blocks)
+    request, _ = cache.admit([1, 2, 3, 4, 5, 6])
+    assert reason in cache.manager.swap_refusal(request)
+
+
+def test_a_request_that_comes_back_and_leaves_in_the_same_step_moves_nothing() -> None:
+    cache = Cache(num_host_blocks=4)
+    manager = cache.manager
+    request, _ = cache.admit([1, 2, 3, 4, 5, 6])
+    manager.swap_out(request)
+    request.status = RequestStatus.SWAPPED
+    manager.take_moves()
+    assert manager.join(request, manager.look_up(request), 7)
+    request.status = RequestStatus.RUNNING
+    assert "being copied" in manager.swap_refusal(request)
+    manager.release(request)
+    moves = manager.take_moves()
+    assert moves.swap_in == [] and moves.swap_out == [] and manager.host.num_free == 4
+    cache.check()

@@ -13,9 +13,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from engine.answer import AnswerText
+from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.events import Arrived, Finished, Rejected
 from engine.request import FinishReason, Request, SamplingParams
+from engine.scheduling.discipline import Discipline, PlanningDesk
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
 from engine.scheduling.scheduler import PlanError
 from engine.text.codec import TextCodec
@@ -310,17 +312,16 @@ def test_an_id_in_use_is_a_callers_fault_and_disturbs_nobody() -> None:
 def test_a_plan_that_breaks_the_rules_is_not_executed() -> None:
     core = make_core(token_budget=4)
 
-    class Greedy:
-        name = "greedy"
-
-        def plan(self, desk: Any) -> None:
+    class Greedy(Discipline):
+        def plan(self, desk: PlanningDesk) -> None:
             head = desk.waiting.head()
-            desk.admit(head, [], len(head.token_ids))
+            assert head is not None
+            desk.admit(head, desk.memory.look_up(head), len(head.token_ids))
             desk.plan[head] = len(head.token_ids)
 
-    core._scheduler._discipline = Greedy()
+    core._scheduler.discipline = Greedy(SchedulerConfig())
     core.add_request(1, [1] * 5, SamplingParams())
-    with pytest.raises(PlanError, match="greedy planned 5 tokens; the budget is 4"):
+    with pytest.raises(PlanError, match="planned 5 tokens; the budget is 4"):
         core.step()
 
 
@@ -453,7 +454,7 @@ def test_finished_requests_leave_no_memory() -> None:
     while core.has_work:
         core.step()
     assert _count_requests() - before <= 1, "at most the last plan's"
-    assert len(core._scheduler.waiting._heap) <= 64
+    assert len(core._scheduler.waiting.queue._heap) <= 64
 
 
 def _count_requests() -> int:

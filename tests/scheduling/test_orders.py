@@ -8,7 +8,7 @@ import pytest
 
 from engine.config import SchedulerConfig
 from engine.request import Request, RequestStatus, SamplingParams
-from engine.scheduling.orders import QueueOrder, WaitingQueue, yield_rank
+from engine.scheduling.orders import HeapQueue, QueueOrder, WaitingQueue, yield_rank
 
 ORDERS = {
     "fcfs": SchedulerConfig(),
@@ -31,12 +31,12 @@ def expected_key(name: str, one: Request) -> tuple[float, ...]:
 
 def leave(queue: WaitingQueue, one: Request, status: RequestStatus) -> None:
     one.status = status
-    queue.forget_one()
+    queue.forget(one)
 
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_random_joining_leaving_and_coming_back(name: str) -> None:
-    rng, queue = random.Random(name), WaitingQueue(QueueOrder(ORDERS[name]))
+    rng, queue = random.Random(name), HeapQueue(QueueOrder(ORDERS[name]))
     waiting: list[Request] = []
     running: list[Request] = []
     for request_id in range(1, 3_000):
@@ -68,7 +68,7 @@ def test_random_joining_leaving_and_coming_back(name: str) -> None:
 
 
 def test_those_who_left_are_not_kept() -> None:
-    queue = WaitingQueue(QueueOrder(SchedulerConfig()))
+    queue = HeapQueue(QueueOrder(SchedulerConfig()))
     everyone = [request(i, float(i)) for i in range(10_000)]
     for one in everyone:
         queue.push(one)

@@ -100,7 +100,7 @@ def test_without_chunks_a_prompt_that_does_not_fit_the_rest_of_the_budget_takes_
     assert kinds_of(probe.records, waiting)[0] == (RowKind.PREFILL, 40)
 
 
-def test_without_chunks_what_grew_beyond_a_step_comes_back_in_chunks() -> None:
+def test_without_chunks_what_grew_beyond_a_step_comes_back_alone() -> None:
     probe = EngineProbe(
         make_core(num_blocks=8, block_size=4, token_budget=12, chunked_prefill=False, prefix_cache=False)
     )
@@ -111,12 +111,19 @@ def test_without_chunks_what_grew_beyond_a_step_comes_back_in_chunks() -> None:
         assert_answer(probe, request_id, [i] * 10, 12)
 
 
-def test_a_prompt_longer_than_a_step_is_refused_without_chunks() -> None:
+def test_without_chunks_a_prompt_longer_than_the_budget_is_the_only_prefill_of_its_step() -> None:
     probe = EngineProbe(make_core(token_budget=40, chunked_prefill=False))
-    request = probe.add([1] * 41)
+    first = probe.add([3] * 20, tokens(6))
+    request = probe.add([1] * 100, tokens(3))
+    behind = probe.add([2] * 5, tokens(3))
+    probe.step()
+    assert plan_of(probe) == {first: 20}
+    probe.step()
+    assert plan_of(probe) == {first: 1, request: 100}
+    probe.step()
+    assert plan_of(probe) == {first: 1, request: 1, behind: 5}
     probe.run()
-    last = probe.answers[request].last
-    assert last is not None and "41 tokens" in last.error and "at most 40" in last.error
+    assert_answer(probe, request, [1] * 100, 3)
 
 
 # Who fits ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,9 @@
-"""The ``vllm`` discipline: continuous batching with memory on demand (vLLM: SOSP '23; scheduling as in V1).
+"""``vllm``: continuous batching with memory on demand, block by block.
+
+Taken from vLLM: paging and preemption from Kwon et al., "Efficient Memory Management for Large Language Model Serving
+with PagedAttention", SOSP '23; one token budget for decodes and prefill chunks together, preemption by recomputing and
+a watermark of 0 from V1's scheduler; swapping to host memory, swapped requests before new ones, from V0. Left out:
+scheduling of encoder inputs, of adapters and of remote KV transfers.
 
 One step, within the token budget::
 
@@ -8,31 +13,49 @@ One step, within the token budget::
     3  admissions        the waiting, head first
 
 Blocks are taken as they are needed. When none is left, the request of the lowest priority and the latest arrival yields
-(the one that asked, if that is it): its blocks and its part of this step's plan go, and it waits again and recomputes.
+(the one that asked, if that is it): its blocks and its part of this step's plan go, and it waits again.
 
 The head of the queue joins when a slot is free, the budget leaves a token (without chunked prefill: all it needs), and
 the pool could hold everything it has to compute, though only the first chunk's blocks are taken now: a request that
 would have to yield before its first token is not let in. Nobody passes the head: it starts as soon as the running have
 finished enough, and those behind it wait with it.
+
+Ours: a request that has been preempted comes back only once it and the running ones could all grow by as many tokens as
+its coming back costs. Otherwise it would yield again at the next block, and a tight pool would compute the same tokens
+over and over.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from engine.memory.kv_cache import Joining
 from engine.request import Request, RequestStatus
-from engine.scheduling.discipline import PlanningDesk
+from engine.scheduling.discipline import Discipline, PlanningDesk
+
 
 RULE_GROWTH = "lowest priority, latest arrival"
 RULE_ARRIVAL = "lowest priority, latest arrival; a higher priority came"
 
 
-class VllmDiscipline:
-    name = "vllm"
+class Planner(Discipline):
+    preempts = True
+    rule = RULE_GROWTH
+    """Who yields when memory is gone."""
 
     def plan(self, desk: PlanningDesk) -> None:
         prefills = self._plan_decodes(desk)
         if prefills:
             self._plan_prefills(desk, prefills)
         self._admit_waiting(desk)
+
+    def victim(self, desk: PlanningDesk) -> Request:
+        """The running request that yields when memory is gone."""
+        return desk.last_in_rank()
+
+    def margin_blocks(self, desk: PlanningDesk) -> int:
+        """Blocks that admission leaves to the running requests."""
+        return desk.watermark_blocks
 
     def _plan_decodes(self, desk: PlanningDesk) -> list[Request]:
         """Plan one token for each that needs one; return those that need more."""
@@ -53,15 +76,15 @@ class VllmDiscipline:
             self._admit_waiting(desk, before=request)
             if request.status is not RequestStatus.RUNNING:
                 continue  # it has yielded
-            chunk = min(len(request.token_ids) - request.num_computed_tokens, desk.budget_left)
+            chunk = desk.prefill_chunk(len(request.token_ids) - request.num_computed_tokens)
             if chunk > 0 and self._grow(desk, request, chunk):
                 desk.plan[request] = chunk
 
     def _grow(self, desk: PlanningDesk, request: Request, num_tokens: int) -> bool:
         """Reserve, and let others yield until it works. False where the request itself had to."""
         while not desk.reserve(request, num_tokens):
-            victim = desk.last_in_rank()
-            desk.preempt(victim, request, RULE_GROWTH)
+            victim = self.victim(desk)
+            desk.preempt(victim, request, self.rule)
             if victim is request:
                 return False
         return True
@@ -83,55 +106,69 @@ class VllmDiscipline:
                 return False
             yielding.append(lower.pop(0))
         memory = desk.memory
-        hits = memory.find_prefix(head)
-        remaining = len(head.token_ids) - len(hits) * memory.block_size
-        budget = desk.budget_left + sum(desk.plan.get(victim, 0) for victim in yielding)
-        chunk = self._first_chunk(desk, head, remaining, budget)
+        joining = memory.look_up(head)
+        remaining = len(head.token_ids) - joining.num_computed
+        chunk = desk.prefill_chunk(remaining, desk.budget_left + sum(desk.plan.get(victim, 0) for victim in yielding))
         if chunk == 0:
-            desk.defer(head, "budget", 1 if desk.chunked_prefill else remaining, budget)
+            desk.defer_for_budget(head, remaining)
             return False
-        needed, available = memory.blocks_to_admit(head, hits), memory.num_available
-        if not self._find_room(desk, needed, hits, yielding, lower):
-            self._defer_for_blocks(desk, head, needed, available)
+        needed = memory.blocks_to_join(head, joining)
+        if not self._find_room(desk, head, joining, needed, yielding, lower):
+            if head.status is RequestStatus.SWAPPED and not desk.running:
+                # What swapped requests share stays on the device: with nobody running they can only hold up each other.
+                desk.drop_swapped(head, "its shared blocks leave no room for the others")
+                return True
             return False
         for victim in yielding:
             desk.preempt(victim, head, RULE_ARRIVAL)
-        if not desk.admit(head, hits, chunk):
-            self._defer_for_blocks(desk, head, needed, available)
+        if not desk.admit(head, joining, joining.num_computed + chunk):
+            desk.defer(head, "blocks", needed, memory.num_available)
             return False
         desk.plan[head] = chunk
         return True
 
-    @staticmethod
     def _find_room(
-        desk: PlanningDesk, needed: int, hits: list[int], yielding: list[Request], lower: list[Request]
+        self,
+        desk: PlanningDesk,
+        head: Request,
+        joining: Joining,
+        needed: int,
+        yielding: list[Request],
+        lower: list[Request],
     ) -> bool:
-        """Move as many of ``lower`` to ``yielding`` as it takes to make ``needed`` blocks available; False if all of
-        them would not do."""
+        """Move as many of ``lower`` to ``yielding`` as it takes to make ``needed`` blocks available. Where all of them
+        would not do, say what is missing: False."""
         memory = desk.memory
-        most = memory.num_available + sum(len(request.block_ids) for request in (*yielding, *lower))
-        while needed <= most:
+        available, reason, margin = memory.num_available, "blocks", 0
+        while True:
+            staying = [request for request in desk.running if request not in yielding] if yielding else desk.running
+            freed = memory.blocks_freed_by(yielding, joining.blocks) if yielding else 0
             # The margin is for the running to grow into: without them there is none.
-            margin = desk.watermark_blocks if len(desk.running) > len(yielding) else 0
-            freed = memory.blocks_freed_by(yielding, hits) if yielding else 0
-            if needed + margin <= memory.num_available + freed:
+            reason, margin = self._margin(desk, head, joining, staying) if staying else ("blocks", 0)
+            if needed + margin <= available + freed:
                 return True
             if not lower:
-                return False
+                break
             yielding.append(lower.pop(0))
+        if needed > available:
+            desk.defer(head, "blocks", needed, available)
+        else:
+            desk.defer(head, reason, needed + margin, available)
         return False
 
-    @staticmethod
-    def _first_chunk(desk: PlanningDesk, head: Request, remaining: int, budget: int) -> int:
-        """Tokens to compute at once; 0: the budget does not allow it."""
-        if desk.chunked_prefill or remaining <= budget:
-            return min(remaining, budget)
-        # What grew beyond a whole step before it was preempted can only come back in chunks.
-        return budget if budget == desk.token_budget else 0
-
-    @staticmethod
-    def _defer_for_blocks(desk: PlanningDesk, head: Request, needed: int, available: int) -> None:
-        if needed <= available:
-            desk.defer(head, "watermark", needed + desk.watermark_blocks, available)
-        else:
-            desk.defer(head, "blocks", needed, available)
+    def _margin(
+        self, desk: PlanningDesk, head: Request, joining: Joining, staying: Sequence[Request]
+    ) -> tuple[str, int]:
+        """(reason, blocks) that must be free beside what ``head`` needs."""
+        margin = self.margin_blocks(desk)
+        if not head.num_preemptions:
+            return "watermark", margin
+        memory = desk.memory
+        cost = len(head.token_ids) - joining.num_computed
+        if head.status is RequestStatus.SWAPPED:
+            cost = memory.block_size * len(head.host_blocks)
+        growth = sum(memory.blocks_to_grow(request, cost) for request in staying)
+        own = memory.blocks_for(min(len(head.token_ids) + cost, head.footprint)) - memory.blocks_for(
+            len(head.token_ids)
+        )
+        return "resume", max(margin, growth + max(own, 0))

@@ -1,0 +1,114 @@
+"""From what a step gave a request to what its client gets: outputs, held back where a batch delivers as a whole."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.events import RequestState, StepTimings
+from engine.messages import Output, TokenLogprob
+from engine.request import Request, branch_id, branch_of
+from engine.scheduling.plan import ModelRunnerOutput
+
+
+class Withheld:
+    """Answers that are handed out as a whole when their batch ends, by request id."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, Output] = {}
+
+    def holds(self, request: Request) -> bool:
+        return request.request_id in self._held
+
+    def pass_on(self, outputs: list[Output], left: list[Request], now: float, *, holding: bool) -> list[Output]:
+        """What clients get of ``outputs``: all, unless they are to be held back; then what was held of the requests
+        that have ``left``, stamped with the time at which they get it."""
+        if not holding and not self._held:
+            return outputs
+        passed = []
+        for output in outputs:
+            key = branch_id(output.request_id, output.index)
+            held = self._held.pop(key, None)
+            joined = output if held is None else _joined(held, output)
+            if holding:
+                self._held[key] = joined
+            else:
+                passed.append(joined)
+        for request in left:
+            held = self._held.pop(request.request_id, None)
+            if held is not None:
+                passed.append(msgspec.structs.replace(held, time=now))
+        return passed
+
+
+def _joined(first: Output, then: Output) -> Output:
+    return msgspec.structs.replace(
+        then,
+        token_ids=first.token_ids + then.token_ids,
+        text=first.text + then.text,
+        logprobs=first.logprobs + then.logprobs,
+    )
+
+
+def token_output(request: Request, now: float, token_ids: list[int], text: str, logprobs: list[TokenLogprob]) -> Output:
+    client_id, index = branch_of(request.request_id)
+    return Output(client_id, now, token_ids, text, logprobs, index=index)
+
+
+def last_output(
+    request: Request,
+    now: float,
+    token_ids: list[int],
+    text: str,
+    logprobs: list[TokenLogprob] | None = None,
+    error: str = "",
+) -> Output:
+    client_id, index = branch_of(request.request_id)
+    return Output(
+        client_id,
+        now,
+        token_ids,
+        text,
+        logprobs or [],
+        finish_reason=request.finish_reason,
+        error=error,
+        prompt_tokens=request.num_prompt_tokens,
+        cached_tokens=request.num_cached_tokens,
+        preemptions=request.num_preemptions,
+        index=index,
+    )
+
+
+def step_timings(
+    result: ModelRunnerOutput, began: float, scheduled: float, executed: float, updated: float, done: float
+) -> StepTimings:
+    """Preparation is all of the execution that is neither forward nor sampling, so that the parts add up."""
+    rest = executed - scheduled - result.forward_seconds - result.sample_seconds
+    return StepTimings(
+        schedule=(scheduled - began) + (updated - executed),
+        prepare=max(result.prepare_seconds, rest),
+        forward=result.forward_seconds,
+        sample=result.sample_seconds,
+        detokenise=done - updated,
+    )
+
+
+def state_of(request: Request) -> RequestState:
+    return RequestState(
+        request_id=request.request_id,
+        arrival_time=request.arrival_time,
+        prompt_tokens=request.num_prompt_tokens,
+        max_tokens=request.max_tokens,
+        priority=request.priority,
+        user=request.user,
+        status=request.status,
+        num_computed=request.num_computed_tokens,
+        output_tokens=request.num_output_tokens,
+        cached_tokens=request.num_cached_tokens,
+        preemptions=request.num_preemptions,
+        blocks=list(request.block_ids),
+        admitted_time=request.admitted_time,
+        first_token_time=request.first_token_time,
+        finish_reason=request.finish_reason or "",
+        host_blocks=list(request.host_blocks),
+        parent=request.parent.request_id if request.parent is not None else 0,
+    )

@@ -1,0 +1,108 @@
+"""Taking a step's results in: tokens appended, ends found, blocks registered, everything counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.events import RowKind
+from engine.memory.kv_cache import KVCacheManager
+from engine.request import FinishReason, Request
+from engine.scheduling.counters import Counters
+from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
+
+_DECODE, _PADDING = int(RowKind.DECODE), int(RowKind.PADDING)
+
+
+@dataclass(frozen=True, slots=True)
+class StepUpdate:
+    """What one step gave; rows as in the :class:`SchedulerOutput`."""
+
+    new_tokens: list[list[int]]
+    """Output tokens per row, nothing behind the one that ended it."""
+    num_computed: list[int]
+    """Computed tokens per row after the step."""
+    ended: dict[int, FinishReason] = field(default_factory=dict)
+    """Row → why its answer is over. The caller hands that to ``settle``, for it may know better: a stop string."""
+    first_rows: list[int] = field(default_factory=list)
+    """Rows that gave a request its first token."""
+
+
+def take_results(
+    output: SchedulerOutput, result: ModelRunnerOutput, memory: KVCacheManager, counters: Counters
+) -> StepUpdate:
+    """Bring the requests of ``output`` up to date. Stale rows and rows in error keep nothing."""
+    counters.steps += 1
+    ends = [start + count for start, count in zip(output.starts, output.num_new_tokens, strict=True)]
+    update = StepUpdate(list(result.token_ids), ends)
+    dropped = _dropped_rows(output, result, update)
+    for row, (request, kind, end, sampled) in enumerate(
+        zip(output.requests, output.kinds, ends, result.token_ids, strict=True)
+    ):
+        if (dropped and row in dropped) or kind == _PADDING:
+            continue
+        tokens = request.token_ids
+        request.num_computed_tokens = end
+        if kind != _DECODE:
+            _count_prefill(counters, request, output.starts[row], end)
+            if sampled and len(tokens) == request.num_prompt_tokens:
+                update.first_rows.append(row)
+        for token in sampled:
+            tokens.append(token)
+            if token in request.stop_token_ids or len(tokens) >= request.length_limit:
+                reason = _end_reason(request, token)
+                if reason is not None:
+                    update.ended[row] = reason
+                    update.new_tokens[row] = sampled[: len(tokens) - end]
+                    break
+        if len(sampled) > 1:
+            # The accepted drafts have been computed too; the token behind the last of them has not.
+            end = ends[row] = min(end + len(sampled) - 1, len(tokens))
+            request.num_computed_tokens = end
+        if end >= request.cache_edge:
+            memory.register_full_blocks(request)
+    _count(counters, output, result, update)
+    return update
+
+
+def _end_reason(request: Request, token: int) -> FinishReason | None:
+    """Why ``token``, which has just been appended, ends the request; None if it does not."""
+    length = len(request.token_ids)
+    if token in request.stop_token_ids and length >= request.min_length:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if length >= request.length_limit else None
+
+
+def _dropped_rows(output: SchedulerOutput, result: ModelRunnerOutput, update: StepUpdate) -> set[int]:
+    """Rows that give nothing: stale ones, and those in error, which end their request."""
+    epochs = [request.epoch for request in output.requests]
+    if epochs == output.epochs and not result.errors:
+        return set()
+    dropped = {row for row, epoch in enumerate(output.epochs) if epoch != epochs[row]}
+    for row in result.errors.keys() - dropped:
+        update.ended[row] = FinishReason.ERROR
+        dropped.add(row)
+    for row in dropped:
+        update.new_tokens[row] = []
+    return dropped
+
+
+def _count_prefill(counters: Counters, request: Request, start: int, end: int) -> None:
+    """Tell the prompt tokens computed for the first time from those computed again."""
+    again = max(min(end, request.lost_tokens) - start, 0)
+    counters.recomputed_tokens += again
+    request.recomputed_tokens += again
+    counters.prompt_tokens += max(min(end, request.num_prompt_tokens) - start - again, 0)
+
+
+def _count(counters: Counters, output: SchedulerOutput, result: ModelRunnerOutput, update: StepUpdate) -> None:
+    counters.output_tokens += sum(map(len, update.new_tokens))
+    counters.computed_tokens += sum(output.num_new_tokens)
+    if output.padding:
+        counters.padding_tokens += sum(output.padding)
+        for request, count, padding in zip(output.requests, output.num_new_tokens, output.padding, strict=True):
+            request.padded = padding if count else request.padded + padding
+    if result.drafts:
+        drafted = sum(result.drafts)
+        counters.computed_tokens += drafted
+        counters.draft_tokens += drafted
+        counters.accepted_tokens += sum(max(len(tokens) - 1, 0) for tokens in result.token_ids)
