@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 from collections.abc import Callable
@@ -58,7 +59,7 @@ def answer(core: EngineCore, prompt: list[int], length: int = 5) -> list[int]:
     while core.has_work:
         for output in core.step().outputs:
             assert not output.error
-            tokens += output.token_ids
+            tokens += output.token_ids if output.request_id == 1 else []
     return tokens
 
 
@@ -101,9 +102,103 @@ def test_the_knobs_reach_the_engine(folder: Path) -> None:
     keyframe = loaded.core.keyframe()
     assert keyframe.token_budget == 5 == loaded.info.token_budget
     assert keyframe.max_num_seqs == 2 and keyframe.num_blocks == loaded.info.num_blocks
-    whole = load(folder, scheduler=SchedulerConfig(chunked_prefill=False))
-    assert whole.info.token_budget >= 256
-    assert len(answer(whole.core, list(range(5, 90)) * 2)) == 5
+
+
+def test_without_chunks_a_prompt_beyond_the_budget_goes_in_one_step(folder: Path) -> None:
+    whole = load(folder, scheduler=SchedulerConfig(chunked_prefill=False, max_num_batched_tokens=16))
+    assert whole.info.token_budget == 16 == whole.core.keyframe().token_budget
+    prompt = list(range(5, 90)) * 2
+    whole.core.add_request(1, prompt, SamplingParams(max_tokens=1))
+    result = whole.core.step()
+    assert result.record is not None and result.record.num_tokens == [len(prompt)]
+
+
+def built(folder: Path, **options: Any) -> dict[str, Any]:
+    """What a load hands to the core."""
+    seen: dict[str, Any] = {}
+
+    def spy(runner: Any, **parts: Any) -> EngineCore:
+        seen.update(parts)
+        return EngineCore(runner, **parts)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader, "EngineCore", spy)
+        seen["info"] = load(folder, **options).info
+    return seen
+
+
+def test_the_core_gets_room_for_swapped_blocks_and_what_preemption_costs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = built(folder, cache=CacheConfig(num_blocks=20))
+    assert measured["num_host_blocks"] == 20 == measured["info"].num_host_blocks
+    costs = measured["costs"]
+    assert 0.0 < costs.seconds_per_token < 0.1 and 0.0 < costs.seconds_per_block < 0.1
+
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the budget was given")
+
+    monkeypatch.setattr(loader, "measure_token_budget", never)
+    scheduler = SchedulerConfig(max_num_batched_tokens=32)
+    given = built(folder, cache=CacheConfig(num_blocks=20, swap_blocks=3), scheduler=scheduler)
+    assert given["num_host_blocks"] == 3 == given["info"].num_host_blocks
+    assert 0.0 < given["costs"].seconds_per_token < 0.1
+
+
+def test_a_model_that_is_loaded_is_no_garbage_to_be_looked_through(folder: Path) -> None:
+    gc.unfreeze()
+    load(folder)
+    assert gc.get_freeze_count() > 10_000
+
+
+# Further cores -------------------------------------------------------------------------------------------------------
+
+
+def test_a_fresh_core_knows_nothing_of_the_one_before(folder: Path, tiny: SavedModel) -> None:
+    """Nor does it read what that one left in the pool: it may be anything."""
+    loaded = load(folder, cache=CacheConfig(num_blocks=12))
+    answer(loaded.core, [7] * 150, 20)
+    for request_id in range(2, 5):
+        loaded.core.add_request(request_id, [9] * 40, SamplingParams(max_tokens=30))
+    loaded.core.step()
+    with torch.inference_mode():
+        loaded.core._runner._backend._kv()[:, 1:] = torch.nan  # type: ignore[attr-defined]
+    prompt = list(range(5, 45))
+    fresh = loaded.fresh_core(SchedulerConfig(max_num_seqs=3))
+    assert fresh is not loaded.core and not fresh.has_work
+    keyframe = fresh.keyframe()
+    assert keyframe.step == 0 and keyframe.requests == [] and not keyframe.cached_blocks
+    assert keyframe.max_num_seqs == 3 and keyframe.num_blocks == 12
+    fresh.add_request(9, prompt[:3], SamplingParams(max_tokens=20))  # padded to the other's length
+    tokens = answer(fresh, prompt, 10)
+    assert tokens == tiny.logits([*prompt, *tokens])[39:-1].argmax(dim=-1).tolist()
+    assert not fresh.has_work and fresh.keyframe().cached_blocks
+
+
+def test_a_fresh_core_has_the_knobs_it_is_given_and_else_those_of_the_load(folder: Path) -> None:
+    sampled = SamplingParams(max_tokens=12, temperature=2.0)
+
+    def draw(core: EngineCore) -> tuple[list[int], int]:
+        tokens: list[int] = []
+        cached = 0
+        for request_id in (1, 2):
+            core.add_request(request_id, list(range(5, 45)), sampled)
+            while core.has_work:
+                for output in core.step().outputs:
+                    tokens += output.token_ids
+                    cached = output.cached_tokens
+        return tokens, cached
+
+    loaded = load(folder, seed=3, scheduler=SchedulerConfig(max_num_batched_tokens=48))
+    first, cached = draw(loaded.core)
+    assert cached > 0
+    again = loaded.fresh_core(SchedulerConfig())
+    assert again.keyframe().token_budget == 48
+    assert draw(again) == (first, cached)
+    assert draw(loaded.fresh_core(SchedulerConfig(), prefix_cache=False)) == (first, 0)
+    other = loaded.fresh_core(SchedulerConfig(max_num_batched_tokens=24), seed=4)
+    assert other.keyframe().token_budget == 24
+    assert draw(other)[0] != first
 
 
 def test_an_end_id_that_the_model_does_not_have_is_harmless(folder: Path, tmp_path: Path) -> None:
@@ -129,17 +224,7 @@ def test_bfloat16_runs_and_is_near_float32(folder: Path, tiny: SavedModel) -> No
 
 def test_another_model_or_type_has_other_block_hashes(folder: Path, tmp_path: Path) -> None:
     def key(where: Path, **options: Any) -> bytes:
-        seen: list[bytes] = []
-
-        class Spy(EngineCore):
-            def __init__(self, *args: Any, cache_key: bytes, **more: Any) -> None:
-                seen.append(cache_key)
-                super().__init__(*args, cache_key=cache_key, **more)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loader, "EngineCore", Spy)
-            load(where, **options)
-        return seen[0]
+        return bytes(built(where, **options)["cache_key"])
 
     longer = tmp_path / "longer"
     shutil.copytree(folder, longer)
@@ -173,6 +258,18 @@ def test_a_pool_beyond_memory_is_refused_with_what_would_fit(folder: Path, monke
     fitting = int(error.message.rsplit("--kv-blocks ", 1)[1].rstrip(")."))
     assert load(folder, cache=CacheConfig(num_blocks=fitting)).info.num_blocks == fitting
     assert refusal(folder, cache=CacheConfig(num_blocks=fitting + 1)).kind == "memory"
+
+
+def test_host_memory_beyond_what_is_left_is_refused_with_what_would_fit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "available_memory", lambda: 400 * 2**20)
+    error = refusal(folder, cache=CacheConfig(num_blocks=100, swap_blocks=1_000_000))
+    assert error.kind == "memory" and "1,000,000 blocks of host memory" in error.message
+    fitting = int(error.message.rsplit("--swap-blocks ", 1)[1].rstrip(")."))
+    cache = CacheConfig(num_blocks=100, swap_blocks=fitting)
+    assert load(folder, cache=cache).info.num_host_blocks == fitting
+    assert refusal(folder, cache=CacheConfig(num_blocks=100, swap_blocks=fitting + 1)).kind == "memory"
 
 
 def test_a_model_beyond_memory_is_refused_before_its_weights_are_read(

@@ -209,3 +209,94 @@ def test_blocks_of_a_failed_request_are_clean_for_the_next(tiny: SavedModel, len
         assert model.step([(request, 1) for request in requests]).errors == {}
     for prompt, request in zip(prompts, requests, strict=True):
         assert request.output_token_ids == greedy_ids(tiny, prompt, 8)
+
+
+# Memory that moves ---------------------------------------------------------------------------------------------------
+
+
+def test_a_swapped_request_goes_on_as_if_it_had_stayed(tiny: SavedModel, model: PagedModel) -> None:
+    """Out to the host, its blocks overwritten by another request, back into other blocks."""
+    model.backend.allocate_host_kv(9)
+    prompt = random_prompt(10, VOCAB)
+    request = make_request(0, prompt)
+    model.step([(request, 10)])
+    old_blocks = model.plan([(request, 1)]).block_tables[0]
+    out = list(zip(old_blocks, (8, 3, 5), strict=True))
+    other = make_request(1, random_prompt(12, VOCAB, seed=1))
+    plan = dataclasses.replace(model.plan([(other, 12)]), block_tables=[old_blocks], swap_out=out)
+    model.runner.execute(plan)
+    returned = make_request(2, request.token_ids)
+    returned.num_computed_tokens = 10
+    plan = model.plan([(returned, 1)])
+    back = [(host, block) for (_, host), block in zip(out, plan.block_tables[0], strict=True)]
+    assert not {block for _, block in back} & set(old_blocks)
+    result = model.runner.execute(dataclasses.replace(plan, swap_in=back))
+    assert [*request.output_token_ids, *result.token_ids[0]] == greedy_ids(tiny, prompt, 2)
+
+
+def test_blocks_move_out_then_over_then_in(model: PagedModel) -> None:
+    """Block 2 is saved, then copied over from 1; 1 is filled from the host. Any other order gives something else."""
+    model.backend.allocate_host_kv(4)
+    storage = model.backend._kv()
+    with torch.inference_mode():
+        for block in (1, 2, 9):
+            storage[:, block] = float(block)
+    model.backend.swap_out([(9, 3)])
+    plan = dataclasses.replace(model.plan([(make_request(0, [5, 6]), 2)]), block_tables=[[20]])
+    model.runner.execute(dataclasses.replace(plan, swap_out=[(2, 1)], block_copies=[(1, 2)], swap_in=[(3, 1)]))
+    assert [storage[-1, block, 0].item() for block in (1, 2)] == [9.0, 1.0]
+    model.backend.swap_in([(1, 1)])
+    assert storage[-1, 1, 0].item() == 2.0
+
+
+# Padding -------------------------------------------------------------------------------------------------------------
+
+
+def padded(plan: SchedulerOutput, padding: list[int]) -> SchedulerOutput:
+    return dataclasses.replace(plan, padding=padding)
+
+
+def test_padding_follows_the_new_tokens_in_the_rows_own_blocks() -> None:
+    """A prompt of two padded to five, a decode without padding, an ended row that only pads."""
+    output = SchedulerOutput(
+        step=0,
+        requests=[make_request(i, list(range(10 * i, 10 * i + length))) for i, length in enumerate((2, 8, 6))],
+        epochs=[0, 0, 0],
+        starts=[0, 7, 9],
+        num_new_tokens=[2, 1, 0],
+        block_tables=[[5, 1], [2, 9], [7, 3, 4]],
+        samples=[True, True, False],
+        padding=[3, 0, 1],
+    )
+    batch = build_step_batch(output, block_size=4, device=torch.device("cpu"))
+    assert batch.token_ids.tolist() == [0, 1, 0, 0, 0, 17, 0]
+    assert batch.positions.tolist() == [0, 1, 2, 3, 4, 7, 9]
+    assert batch.slot_mapping.tolist() == [20, 21, 22, 23, 4, 39, 17]
+    assert batch.query_start.tolist() == [0, 5, 6, 7]
+    assert batch.logits_rows.tolist() == [1, 5]
+    assert batch.query_lens_list == [5, 1, 1] and batch.seq_lens_list == [5, 8, 10]
+
+
+def test_a_padded_batch_gives_the_ids_of_the_unpadded(tiny: SavedModel, model: PagedModel) -> None:
+    """Prompts padded to the longest, then rows that have ended and go on padding beside the others' decodes."""
+    prompts = [random_prompt(length, VOCAB, seed=7) for length in (3, 9, 14, 1)]
+    requests = [make_request(i, prompt) for i, prompt in enumerate(prompts)]
+    longest, ends, last = 14, [2, 6, 4, 1], 6
+    for request in requests:  # room for the padding too
+        model.plan([(request, longest + last)])
+    plan = model.plan([(request, request.num_tokens) for request in requests])
+    results = [model.runner.execute(padded(plan, [longest - len(prompt) for prompt in prompts]))]
+    for step in range(1, last):
+        for request, token_ids in zip(requests, results[-1].token_ids, strict=True):
+            request.num_computed_tokens = len(request.token_ids)
+            request.token_ids.extend(token_ids)
+        going = [step < end for end in ends]
+        plan = model.plan([(request, int(more)) for request, more in zip(requests, going, strict=True)])
+        starts = [
+            request.num_tokens - 1 if more else longest + step for request, more in zip(requests, going, strict=True)
+        ]
+        plan = dataclasses.replace(plan, starts=starts, samples=going)
+        results.append(model.runner.execute(padded(plan, [0 if more else 1 for more in going])))
+    for row, (prompt, end) in enumerate(zip(prompts, ends, strict=True)):
+        drawn = [token for result in results for token in result.token_ids[row]]
+        assert drawn == greedy_ids(tiny, prompt, end)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import math
 import random
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -280,3 +284,51 @@ def test_host_memory_is_asked_for_before_it_is_used() -> None:
     backend._host_storage = None
     with pytest.raises(RuntimeError, match="host"):
         backend.swap_out([(1, 1)])
+
+
+# Large steps ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def peak_below(megabytes: int) -> Iterator[None]:
+    """Linux keeps a process's highest use of memory, since 5 was last written to ``clear_refs`` (``man proc``)."""
+
+    def kilobytes(name: str) -> int:
+        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+        return int(line.split()[1])
+
+    before = kilobytes("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    yield
+    assert kilobytes("VmHWM") - before < megabytes * 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is read from Linux's /proc")
+def test_large_steps_take_little_memory_and_change_nothing() -> None:
+    """A prompt of 4,000 tokens in one step, then 2,048 behind them: no whole matrix of scores or mask is ever there. A
+    step of 32 padded prompts gives what each gives alone."""
+    spec = dataclasses.replace(BASE, num_layers=1, max_position=8192)
+    backend = CpuBackend()
+    backend.load(spec, random_weights(spec))
+    backend.allocate_kv(1 + 2 * 378, 16)
+    generator = random.Random(6)
+    ids = [generator.randrange(spec.vocab_size) for _ in range(6048)]
+    whole, parts = list(range(1, 379)), list(range(379, 757))
+
+    def last_logits(rows: list[tuple[list[int], int, int, list[int]]]) -> torch.Tensor:
+        batch = make_batch(rows, 16)
+        return forward(backend, dataclasses.replace(batch, logits_rows=batch.query_start[1:].long() - 1))
+
+    last_logits([(ids, 0, 64, parts)])
+    with peak_below(64):  # the scores of one head alone would be 61 MiB, the second step's mask 47 MiB
+        logits = [last_logits([(ids, 0, 4000, whole)]), last_logits([(ids, 4000, 2048, whole)])]
+    for start, end in itertools.pairwise([0, 1500, 3000, 4000, 5000, 6048]):
+        stepwise = last_logits([(ids, start, end - start, parts)])
+        if end in (4000, 6048):
+            assert torch.allclose(stepwise, logits.pop(0), atol=1e-4)
+    assert not logits
+    rows = [(ids[i:], 0, 64, parts[4 * i : 4 * i + 4]) for i in range(32)]
+    with peak_below(64):
+        together = last_logits(rows)
+    alone = torch.cat([last_logits([row]) for row in rows])
+    assert torch.allclose(together, alone, atol=1e-4)
