@@ -241,6 +241,7 @@ class MainWindow(QMainWindow):
         self.top_bar.loading.show_stage(loading)
 
     def _ready(self, info: ModelInfo) -> None:
+        self.source.block_bytes = info.kv_bytes_per_block
         self.top_bar.show_model(info)
 
     def _load_failed(self, failure: LoadFailed) -> None:

@@ -10,9 +10,9 @@ from PySide6.QtWidgets import QHBoxLayout, QMenu, QToolButton, QWidget
 
 from app.notices import LoadingNotice
 from app.scope.panel import ScopeSource
-from app.scope.plot import seconds_label
 from app.theme import PADDING, SPACING, Theme
 from app.widgets import Gauge, label, paint_surface
+from app.words import seconds_label
 from engine.messages import ModelInfo
 
 MODEL_NAME_PIXELS = 190

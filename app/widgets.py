@@ -22,7 +22,14 @@ from app.theme import PADDING, RADIUS, SPACING, Theme
 
 HEADER_HEIGHT = 34
 """Title lines of all cards, whatever they hold, so that neighbours align."""
-Pattern = Literal["solid", "hatch", "line", "dashed", "dot", "triangle", "inset", "notch"]
+Pattern = Literal["solid", "hatch", "weave", "stripe", "checker", "line", "dashed", "dot", "triangle", "inset", "notch"]
+PATTERN_BRUSHES: dict[str, Qt.BrushStyle] = {
+    "hatch": Qt.BrushStyle.BDiagPattern,
+    "weave": Qt.BrushStyle.DiagCrossPattern,
+    "stripe": Qt.BrushStyle.HorPattern,
+    "checker": Qt.BrushStyle.Dense4Pattern,
+}
+"""Patterns that are drawn onto a filled area, however large."""
 
 
 def set_role(widget: QWidget, role: str) -> None:
@@ -230,8 +237,8 @@ def paint_swatch(painter: QPainter, rect: QRectF, color: QColor, pattern: Patter
         painter.restore()
     else:
         painter.fillRect(rect, color)
-        if pattern == "hatch":
-            painter.fillRect(rect, QBrush(mark, Qt.BrushStyle.BDiagPattern))
+        if pattern in PATTERN_BRUSHES:
+            painter.fillRect(rect, QBrush(mark, PATTERN_BRUSHES[pattern]))
         elif pattern == "notch":
             painter.save()
             painter.setPen(Qt.PenStyle.NoPen)

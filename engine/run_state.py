@@ -58,6 +58,8 @@ class LedgerEntry:
     event: Preempted | Rejected
     recovered: Recovered | None = None
     """What a preemption cost in the end; None: not known yet."""
+    dropped: str = ""
+    """Why what had been swapped was given up after all."""
 
 
 class RunState:
@@ -279,6 +281,8 @@ class RunState:
             request.host_blocks = []
 
     def _drop_swap(self, event: SwapDropped, record: StepRecord) -> None:
+        if event.request_id in self._open_entries:
+            self._open_entries[event.request_id].dropped = event.reason
         request = self.requests.get(event.request_id)
         if request is not None:
             request.status = RequestStatus.PREEMPTED

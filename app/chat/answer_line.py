@@ -5,7 +5,7 @@ from __future__ import annotations
 from app.chat.conversation import Message, MessageStatus
 from app.words import count
 from engine.events import RequestState
-from engine.request import FinishReason, RequestStatus
+from engine.request import FinishReason, RequestStatus, request_name
 from engine.run_state import RunState
 
 
@@ -13,7 +13,7 @@ def describe(answer: Message, run_state: RunState) -> str:
     """E.g. ``request 61 · decode · 41 tok/s · TTFT 0.19 s · 82 tokens · 96 prompt tokens reused``."""
     live = run_state.requests.get(answer.request_id) if answer.request_id is not None else None
     timings = answer.timings
-    parts = [] if answer.request_id is None else [f"request {answer.request_id}"]
+    parts = [] if answer.request_id is None else [f"request {request_name(answer.request_id)}"]
     parts.append(_state(answer, live))
     if timings.tokens_per_second is not None:
         parts.append(f"{_figure(timings.tokens_per_second)} tok/s")

@@ -12,6 +12,7 @@ from app.chat.session import ChatSession
 from app.chat.text_pane import plain_tip
 from app.theme import SPACING, Theme, request_color
 from app.widgets import Card, button, label
+from engine.request import request_name
 
 UNTITLED = "New chat"
 SEARCH_MS = 150
@@ -135,7 +136,8 @@ class ChatList(Card):
         elif answer is not None:
             waiting = answer.request_id is None
             item.setIcon(_dot(self._theme.muted if waiting else request_color(answer.request_id, self._theme)))
-            tip = f"{title}\n{'waits for the model' if waiting else f'request {answer.request_id} is answering'}"
+            doing = "waits for the model" if waiting else f"request {request_name(answer.request_id)} is answering"
+            tip = f"{title}\n{doing}"
         else:
             item.setIcon(QIcon())
             tip = title

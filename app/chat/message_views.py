@@ -16,6 +16,7 @@ from app.chat.text_pane import TextPane
 from app.selection import Selection
 from app.theme import PADDING, RADIUS, Theme, mix, request_color
 from app.widgets import label
+from engine.request import request_name
 from engine.run_state import RunState
 
 UPDATE_SECONDS = 0.05
@@ -77,8 +78,9 @@ class HueDot(QToolButton):
             return
         self._request_id = request_id
         self.setVisible(request_id is not None)
-        self.setToolTip(f"Show request {request_id} in the scope")
-        self.setAccessibleName(f"Select request {request_id}")
+        name = request_name(request_id) if request_id is not None else ""
+        self.setToolTip(f"Show request {name} in the scope")
+        self.setAccessibleName(f"Select request {name}")
         self.update()
 
     def _toggle(self) -> None:

@@ -11,11 +11,12 @@ from PySide6.QtGui import QBrush, QColor, QPainter, QPen, QResizeEvent
 from PySide6.QtWidgets import QWidget
 
 from app.scope.panel import ScopePanel, ScopeSource
-from app.scope.plot import Plot, Tick, linear_ticks, nice_step, seconds_label
+from app.scope.plot import Plot, Tick, linear_ticks, nice_step
 from app.scope.rates import WINDOW_SECONDS, Latency, Percentiles, percentiles
 from app.selection import Selection
 from app.theme import Theme, request_color
 from app.widgets import Legend, LegendEntry
+from app.words import seconds_label
 
 SHORTEST_SECONDS = 5.0
 """What the time axis shows at least; it grows with the run up to a minute."""

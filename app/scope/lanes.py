@@ -4,6 +4,11 @@
 
     arrival                 admitted                    preempted           resumed              finished
        |░░░░░ waiting ░░░░░░░░|██ prefill ██|▓▓ decode ▓▓▓▓|▲░░ waiting ░░░░░░░|▒▒ recompute ▒▒|▓▓ decode ▓▓|
+
+    swapped:        ▓▓ decode ▓▓▓▓|▲▚▚ swapped ▚▚▚|▓▓ decode ▓▓|
+    static batch:   ░░ waiting ░░░|█ prefill █|╳ padding ╳|▓▓ decode ▓▓▓|╳╳╳ padding until the batch ends ╳╳╳|
+
+A row that computes tokens and padding in one step has its time divided as its tokens are.
 """
 
 from __future__ import annotations
@@ -22,8 +27,10 @@ from engine.events import (
     Rejected,
     RowKind,
     StepRecord,
+    SwapDropped,
 )
 from engine.request import RequestStatus
+from engine.run_state import IN_BATCH
 
 LANES_KEPT = 1000
 """Finished lanes beyond this many go, oldest first."""
@@ -35,10 +42,17 @@ class SpanKind(enum.IntEnum):
     DECODE = RowKind.DECODE
     PREFILL = RowKind.PREFILL
     RECOMPUTE = RowKind.RECOMPUTE
-    WAITING = 3
+    PADDING = RowKind.PADDING
+    """In a static batch: behind its own tokens, or over already."""
+    WAITING = 4
     """Waiting to join, or to join again."""
-    STALLED = 4
+    SWAPPED = 5
+    """Waiting to join again, its keys and values in host memory."""
+    STALLED = 6
     """Running, but not part of the step: the budget went to others."""
+
+
+WAITS = frozenset({SpanKind.WAITING, SpanKind.SWAPPED})
 
 
 @dataclass(slots=True)
@@ -64,7 +78,7 @@ class Lane:
 
     @property
     def running(self) -> bool:
-        return self.finished_at is None and bool(self.spans) and self.spans[-1].kind != SpanKind.WAITING
+        return self.finished_at is None and bool(self.spans) and self.spans[-1].kind not in WAITS
 
     def extend(self, kind: SpanKind, end: float, tokens: int = 0) -> None:
         """Spends the time up to ``end`` in a state; going on in the same state makes its span longer."""
@@ -96,12 +110,15 @@ class Lanes:
         """Engine clock of the first arrival."""
         self.end = 0.0
         """Engine clock at the end of the last step."""
-        self._waiting: set[int] = set()
+        self.kinds_seen: set[SpanKind] = set()
+        """Which kinds of span the run has had, besides waiting."""
+        self._waiting: dict[int, SpanKind] = {}
         self._step = 0
 
     def restore(self, keyframe: Keyframe) -> None:
         if keyframe.step < self._step or not self.lanes:
             self.lanes.clear()
+            self.kinds_seen.clear()
             self.begin = self.end = 0.0
         self._step = keyframe.step
         alive = {request.request_id for request in keyframe.requests}
@@ -111,12 +128,13 @@ class Lanes:
         self._waiting.clear()
         for request in keyframe.requests:
             lane = self._lane(request.request_id, request.arrival_time)
-            if request.status == RequestStatus.RUNNING:
+            if request.status in IN_BATCH:
                 lane.extend(SpanKind.WAITING, request.admitted_time or request.arrival_time)
                 lane.extend(SpanKind.DECODE if request.output_tokens else SpanKind.PREFILL, keyframe.time)
             else:
-                self._waiting.add(request.request_id)
-                lane.extend(SpanKind.WAITING, keyframe.time)
+                swapped = request.status == RequestStatus.SWAPPED
+                self._waiting[request.request_id] = SpanKind.SWAPPED if swapped else SpanKind.WAITING
+                lane.extend(self._waiting[request.request_id], keyframe.time)
         if keyframe.requests:
             self.end = max(self.end, keyframe.time)
 
@@ -133,28 +151,46 @@ class Lanes:
         for row, request_id in enumerate(record.request_ids):
             lane = self.open.get(request_id)
             if lane is not None:
-                lane.extend(SpanKind(record.kinds[row]), ended, record.num_tokens[row])
+                self._extend(lane, record, row)
         for request_id, lane in self.open.items():
             if request_id not in scheduled:
-                lane.extend(SpanKind.WAITING if request_id in self._waiting else SpanKind.STALLED, ended)
+                lane.extend(self._waiting.get(request_id, SpanKind.STALLED), ended)
         for event in finished:
             lane = self.open.get(event.request_id)
             if lane is not None:
                 self._close(event.request_id, lane.end, event.reason)
         self.end = max(self.end, ended)
 
+    def _extend(self, lane: Lane, record: StepRecord, row: int) -> None:
+        kind, tokens = SpanKind(record.kinds[row]), record.num_tokens[row]
+        padding = record.padding[row] if record.padding else 0
+        took = record.timings.total
+        if tokens:
+            lane.extend(kind, record.time + took * tokens / (tokens + padding), tokens)
+            self.kinds_seen.add(kind)
+        if padding:
+            lane.extend(SpanKind.PADDING, record.time + took, padding)
+            self.kinds_seen.add(SpanKind.PADDING)
+
     def _event(self, event: AnyEvent, time: float) -> None:
         if isinstance(event, Arrived):
             self._lane(event.request_id, event.arrival_time)
-            self._waiting.add(event.request_id)
+            self._waiting[event.request_id] = SpanKind.WAITING
         elif isinstance(event, Admitted):
-            self._waiting.discard(event.request_id)
+            waited = self._waiting.pop(event.request_id, SpanKind.WAITING)
             if event.request_id in self.open:
-                self.open[event.request_id].extend(SpanKind.WAITING, time)
+                self.open[event.request_id].extend(waited, time)
         elif isinstance(event, Preempted):
-            self._waiting.add(event.request_id)
+            swapped = event.mode == "swap"
+            self._waiting[event.request_id] = SpanKind.SWAPPED if swapped else SpanKind.WAITING
+            if swapped:
+                self.kinds_seen.add(SpanKind.SWAPPED)
             if event.request_id in self.open:
                 self.open[event.request_id].preempted_at.append(time)
+        elif isinstance(event, SwapDropped):
+            if event.request_id in self.open:
+                self.open[event.request_id].extend(SpanKind.SWAPPED, time)
+            self._waiting[event.request_id] = SpanKind.WAITING
         elif isinstance(event, Rejected):
             self._close(event.request_id, time, "error")
 
@@ -168,7 +204,7 @@ class Lanes:
 
     def _close(self, request_id: int, time: float, reason: str) -> None:
         lane = self.open.pop(request_id, None)
-        self._waiting.discard(request_id)
+        self._waiting.pop(request_id, None)
         if lane is None:
             return
         if not lane.spans:

@@ -1,7 +1,7 @@
 """Batch occupancy: the tokens of each of the last steps, stacked by kind, against the step's token budget.
 
 Each step is a bar of whole device pixels, as many steps as fit; so no two bars are ever drawn on one pixel and nothing
-aliases. Recomputed tokens are hatched as well as coloured.
+aliases. What was lost or is of no use is patterned as well as coloured.
 """
 
 from __future__ import annotations
@@ -12,16 +12,28 @@ from PySide6.QtGui import QBrush, QPainter, QPen, QResizeEvent
 from PySide6.QtWidgets import QToolTip, QWidget
 
 from app.scope.panel import START_SOMETHING, ScopePanel, ScopeSource
-from app.scope.plot import Plot, Tick, linear_ticks, nice_step, seconds_label
-from app.scope.steps import StepHistory, StepRow
+from app.scope.plot import Plot, Tick, linear_ticks, nice_step
+from app.scope.steps import LAYERS, StepHistory, StepRow
 from app.selection import Selection
 from app.theme import Theme
-from app.widgets import Legend, LegendEntry
+from app.widgets import PATTERN_BRUSHES, Legend, LegendEntry
+from app.words import count, seconds_label
+from engine.events import BatchEnded
 
 BAR = 3
 """Logical pixels of a bar, the gap of one device pixel included."""
 OFF_SCALE = 0.3
 """Below this share of the budget the bars have a scale of their own, and the budget is named at the top instead."""
+LEGEND = {
+    "decode": LegendEntry("decode", "decode"),
+    "prefill": LegendEntry("prefill", "prefill"),
+    "recompute": LegendEntry("recomputed", "preempted", "hatch"),
+    "accepted": LegendEntry("drafts accepted", "draft", "stripe"),
+    "rejected": LegendEntry("rejected", "draft", "hatch"),
+    "padding": LegendEntry("padding", "padding", "weave"),
+}
+"""Name, colour and pattern of each layer, the lowest first."""
+_ALWAYS_NAMED = ("decode", "prefill", "recompute")
 
 
 class OccupancyPlot(Plot):
@@ -30,24 +42,32 @@ class OccupancyPlot(Plot):
         self._history = history
         self._shown = 0
         self._budget = 0
-        self._boxes: list[list[QRect]] = [[], [], []]
-        self.setAccessibleName("Tokens per step, stacked: decode, prefill, recomputed; against the token budget")
+        self._boxes: dict[str, list[QRect]] = {}
+        self.setAccessibleName(
+            "Tokens per step, stacked: decode, prefill, recomputed, drafts, padding; against the token budget"
+        )
 
     def refresh(self) -> None:
         history = self._history
         scale = self.devicePixelRatioF()
         self._shown = max(1, self.area.width() // BAR)
-        decode, prefill, recompute = (history.last(n, self._shown) for n in ("decode", "prefill", "recompute"))
+        stacks = np.stack([history.last(layer, self._shown) for layer in LAYERS])
         budgets = history.last("budget", 1)
         self._budget = int(budgets[-1]) if len(budgets) else 0
-        self._set_ranges(int((decode + prefill + recompute).max(initial=0)))
-        self._boxes = bar_boxes(
-            np.stack([decode, prefill, recompute]),
+        self._set_ranges(int(stacks.sum(axis=0).max(initial=0)))
+        boxes = bar_boxes(
+            stacks,
             top=self.y_range[1],
             height=round(self.area.height() * scale),
             bar=max(2, round(BAR * scale)),
         )
+        self._boxes = dict(zip(LAYERS, boxes, strict=True))
         self.update()
+
+    @property
+    def layers(self) -> list[str]:
+        """Those that the legend names: the usual ones, and what else the shown steps hold."""
+        return [layer for layer in LAYERS if layer in _ALWAYS_NAMED or self._boxes.get(layer)]
 
     @property
     def budget_on_scale(self) -> bool:
@@ -77,11 +97,13 @@ class OccupancyPlot(Plot):
         painter.translate(self.area.right() + 1, self.area.bottom() + 1)
         painter.scale(1 / scale, 1 / scale)
         painter.setPen(Qt.PenStyle.NoPen)
-        for boxes, color in zip(self._boxes, (theme.decode, theme.prefill, theme.preempted), strict=True):
-            painter.setBrush(color)
+        for layer, boxes in self._boxes.items():
+            entry = LEGEND[layer]
+            painter.setBrush(getattr(theme, entry.token))
             painter.drawRects(boxes)
-        painter.setBrush(QBrush(theme.card, Qt.BrushStyle.BDiagPattern))
-        painter.drawRects(self._boxes[2])
+            if entry.pattern in PATTERN_BRUSHES:
+                painter.setBrush(QBrush(theme.card, PATTERN_BRUSHES[entry.pattern]))
+                painter.drawRects(boxes)
         painter.restore()
         if self._budget and self.budget_on_scale:
             painter.setPen(QPen(theme.muted, 1, Qt.PenStyle.DashLine))
@@ -112,7 +134,7 @@ class OccupancyPlot(Plot):
 
 
 def bar_boxes(stacks: np.ndarray, *, top: float, height: int, bar: int) -> list[list[QRect]]:
-    """The bars' boxes in device pixels from the lower right corner, one list per kind: tokens [3, steps].
+    """The bars' boxes in device pixels from the lower right corner, one list per layer: tokens [layers, steps].
 
     ``top`` tokens are ``height`` pixels; a count above 0 is at least one. One of a bar's ``bar`` pixels is its gap.
     """
@@ -123,19 +145,41 @@ def bar_boxes(stacks: np.ndarray, *, top: float, height: int, bar: int) -> list[
     lower = np.vstack([np.zeros(steps, dtype=np.int64), edges[:-1]])
     left = (np.arange(steps) - steps) * bar
     boxes = []
-    for kind in range(len(stacks)):
-        seen = np.flatnonzero(edges[kind] > lower[kind])
-        columns = zip(left[seen].tolist(), edges[kind][seen].tolist(), lower[kind][seen].tolist(), strict=True)
+    for layer in range(len(stacks)):
+        seen = np.flatnonzero(edges[layer] > lower[layer])
+        columns = zip(left[seen].tolist(), edges[layer][seen].tolist(), lower[layer][seen].tolist(), strict=True)
         boxes.append([QRect(x, -high, bar - 1, high - low) for x, high, low in columns])
     return boxes
 
 
+_TOLD = {
+    "decode": "decode",
+    "prefill": "prefill",
+    "recompute": "recomputed",
+    "accepted": "accepted drafts",
+    "rejected": "rejected drafts",
+    "padding": "padding",
+}
+
+
+def batch_figure(batch: BatchEnded) -> str:
+    """A static batch that has ended, for the title line."""
+    return f"batch {batch.batch}: {batch.measured_useful:.0%} useful"
+
+
+def batch_sentence(batch: BatchEnded) -> str:
+    """What a static batch computed, and the two shares that its lengths alone predict."""
+    total = batch.useful_tokens + batch.padding_tokens
+    return (
+        f"Batch {batch.batch}: {count(batch.size, 'answer')} in {count(batch.steps, 'step')}\n"
+        f"{batch.useful_tokens:,} of {count(total, 'computed token')} were of use: {batch.measured_useful:.1%}; "
+        f"{batch.padding_tokens:,} were padding\n"
+        f"predicted from its lengths: {batch.predicted_useful:.1%}; the literature's efficiency η is {batch.eta:.2f}"
+    )
+
+
 def step_sentence(row: StepRow) -> str:
-    parts = [
-        f"{tokens:,} {name}"
-        for tokens, name in ((row.decode, "decode"), (row.prefill, "prefill"), (row.recompute, "recomputed"))
-        if tokens
-    ]
+    parts = [f"{tokens:,} {_TOLD[layer]}" for layer in LAYERS if (tokens := getattr(row, layer))]
     return (
         f"Step {row.step:,}: {' + '.join(parts) or 'nothing'} = {row.tokens:,} of {row.budget:,} tokens\n"
         f"took {seconds_label(row.seconds)}; {row.running:,} running, {row.waiting:,} waiting after it"
@@ -148,19 +192,16 @@ class OccupancyPanel(ScopePanel):
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
         self.plot = OccupancyPlot(source.history.steps, theme)
         super().__init__("Batch occupancy", source, theme, selection, self.plot, parent)
-        self.add_trailing(
-            Legend(
-                theme,
-                [
-                    LegendEntry("decode", "decode"),
-                    LegendEntry("prefill", "prefill"),
-                    LegendEntry("recomputed", "preempted", "hatch"),
-                ],
-            )
-        )
+        self._batch = self.add_figure()
+        self._legend = Legend(theme, [LEGEND[layer] for layer in _ALWAYS_NAMED])
+        self.add_trailing(self._legend)
 
     def has_content(self) -> bool:
         return len(self.source.history.steps) > 0
 
     def refresh(self) -> None:
         self.plot.refresh()
+        self._legend.set_entries([LEGEND[layer] for layer in self.plot.layers])
+        batches = self.source.state.batches
+        self._batch.say(batch_figure(batches[-1]) if batches else "")
+        self._batch.setToolTip(batch_sentence(batches[-1]) if batches else "")

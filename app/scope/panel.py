@@ -54,6 +54,8 @@ class ScopeSource:
     state: RunState
     history: RunHistory
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    block_bytes: int = 0
+    """Of one KV block; 0: not known."""
     live: bool = True
     """Whether the run goes on; without an engine the panels show how it ended."""
 

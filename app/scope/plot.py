@@ -49,19 +49,6 @@ def tick_label(value: float) -> str:
     return (f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}").replace("-", "−")
 
 
-def seconds_label(seconds: float | None) -> str:
-    """A duration for people: ``12 ms``, ``0.21 s``, ``3.4 s``, ``2:05 min``; ``–`` where there is none."""
-    if seconds is None or not math.isfinite(seconds):
-        return "–"
-    if seconds < 0.0995:
-        return f"{seconds * 1000:.0f} ms" if seconds >= 0.00995 else f"{seconds * 1000:.1f} ms"
-    if seconds < 9.95:
-        return f"{seconds:.2g} s" if seconds < 0.995 else f"{seconds:.1f} s"
-    if seconds < 119.5:
-        return f"{seconds:.0f} s"
-    return f"{int(seconds // 60)}:{int(seconds % 60):02d} min"
-
-
 class Plot(QWidget):
     """Axes and their mapping. Subclasses set the ranges and paint into :attr:`area` in :meth:`paint_data`."""
 

@@ -8,12 +8,13 @@ from PySide6.QtCore import QModelIndex, QObject, Qt
 from PySide6.QtWidgets import QAbstractItemView, QLabel, QVBoxLayout, QWidget
 
 from app.scope.panel import START_SOMETHING, ScopePanel, ScopeSource
-from app.scope.reasons import MOST_LISTED, QueueRow, queue_rows
+from app.scope.reasons import MOST_LISTED, WAITING_PHASES, QueueRow, queue_rows
 from app.scope.tables import ROOT, ROW_HEIGHT, ROW_MARGIN, ColumnModel, Index, TopDelegate, make_table
 from app.selection import Selection
 from app.theme import SPACING, Theme
 from app.widgets import label
 from app.words import count
+from engine.request import request_name
 
 COLUMNS = ("request", "state", "tokens", "blocks", "prio", "user", "why")
 _WIDTHS = (58, 100, 84, 48, 36, 64)
@@ -85,12 +86,12 @@ def row_sentence(row: QueueRow) -> str:
     """All of a row, for those columns that the panel has no room for."""
     user = f", of {row.user}" if row.user else ""
     blocks = count(row.blocks, "block")
-    return f"Request {row.request_id}{user}, priority {row.priority}, {blocks}.\n{row.why}"
+    return f"Request {request_name(row.request_id)}{user}, priority {row.priority}, {blocks}.\n{row.why}"
 
 
 def cell_text(row: QueueRow, column: int) -> str:
     if column == 0:
-        return str(row.request_id)
+        return request_name(row.request_id)
     if column == 1:
         return _STATE_NAMES.get(row.phase, row.phase)
     if column == 2:
@@ -147,8 +148,9 @@ class QueuePanel(ScopePanel):
     def _counts(self, listed: int) -> str:
         running, waiting = self.source.state.num_running, self.source.state.num_waiting
         when = "" if self.source.live else "when the engine ended: "
+        swapped = f" ({self.source.state.num_swapped:,} swapped)" if self.source.state.num_swapped else ""
         part = f", the first {MOST_LISTED:,} listed" if listed < running + waiting else ""
-        return f"{when}{running:,} running · {waiting:,} waiting{part}"
+        return f"{when}{running:,} running · {waiting:,} waiting{swapped}{part}"
 
     def _fit(self) -> None:
         self._fit_columns()
@@ -177,7 +179,7 @@ class QueuePanel(ScopePanel):
         if len(self._heights) > 2000:
             self._heights.clear()
         for place, row in enumerate(self.model.rows):
-            height = self._height_of(row.why, width) if row.phase in ("waiting", "preempted") else ROW_HEIGHT
+            height = self._height_of(row.why, width) if row.phase in WAITING_PHASES else ROW_HEIGHT
             if header.sectionSize(place) != height:
                 header.resizeSection(place, height)
 
@@ -191,8 +193,8 @@ class QueuePanel(ScopePanel):
     def _sentence(self, rows: list[QueueRow]) -> str:
         chosen = next((row for row in rows if row.request_id == self.selection.request_id), None)
         if chosen is None:
-            chosen = next((row for row in rows if row.phase in ("waiting", "preempted")), None)
-        return f"Request {chosen.request_id}: {chosen.why}" if chosen is not None else ""
+            chosen = next((row for row in rows if row.phase in WAITING_PHASES), None)
+        return f"Request {request_name(chosen.request_id)}: {chosen.why}" if chosen is not None else ""
 
     def _follow_selection(self) -> None:
         place = self.model.place_of(self.selection.request_id)

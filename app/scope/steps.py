@@ -9,17 +9,22 @@ import numpy as np
 from engine.events import Keyframe, RowKind, StepRecord
 
 CAPACITY = 4096
-_COLUMNS = ("step", "decode", "prefill", "recompute", "budget", "running", "waiting")
+LAYERS = ("decode", "prefill", "recompute", "accepted", "rejected", "padding")
+"""What a step's tokens were computed for. Drafted tokens are counted by what became of them, not as decodes."""
+_COLUMNS = ("step", *LAYERS, "budget", "running", "waiting")
 
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One step, for a tooltip. Tokens computed by kind, the budget, requests after it, seconds it took."""
+    """One step, for a tooltip. Tokens computed by layer, the budget, requests after it, seconds it took."""
 
     step: int
     decode: int
     prefill: int
     recompute: int
+    accepted: int
+    rejected: int
+    padding: int
     budget: int
     running: int
     waiting: int
@@ -27,7 +32,7 @@ class StepRow:
 
     @property
     def tokens(self) -> int:
-        return self.decode + self.prefill + self.recompute
+        return sum(getattr(self, layer) for layer in LAYERS)
 
 
 class StepHistory:
@@ -51,15 +56,10 @@ class StepHistory:
             self._written = 0
 
     def apply(self, record: StepRecord) -> None:
-        by_kind = [0, 0, 0]
-        for kind, tokens in zip(record.kinds, record.num_tokens, strict=True):
-            by_kind[kind] += tokens
         at = self._written % self._capacity
         values = (
             record.step,
-            by_kind[RowKind.DECODE],
-            by_kind[RowKind.PREFILL],
-            by_kind[RowKind.RECOMPUTE],
+            *layer_tokens(record),
             record.token_budget,
             record.num_running,
             record.num_waiting,
@@ -80,3 +80,17 @@ class StepHistory:
             return None
         at = (self._written - 1 - age) % self._capacity
         return StepRow(*(int(self._ints[name][at]) for name in _COLUMNS), seconds=float(self._seconds[at]))
+
+
+def layer_tokens(record: StepRecord) -> list[int]:
+    """The step's tokens by layer, in the order of :data:`LAYERS`."""
+    by_kind = [0] * len(RowKind)
+    for kind, tokens in zip(record.kinds, record.num_tokens, strict=True):
+        by_kind[kind] += tokens
+    drafts = accepted = 0
+    for drafted, new in zip(record.drafts, record.new_tokens, strict=False):  # no drafts: an empty column
+        drafts += drafted
+        accepted += min(drafted, max(0, new - 1))  # the last new token is the model's own
+    decode = by_kind[RowKind.DECODE] - drafts
+    padding = by_kind[RowKind.PADDING] + sum(record.padding)
+    return [decode, by_kind[RowKind.PREFILL], by_kind[RowKind.RECOMPUTE], accepted, drafts - accepted, padding]

@@ -39,9 +39,11 @@ STATE_SWATCHES: dict[str, tuple[str, Pattern]] = {
     "decode": ("decode", "solid"),
     "prefill": ("prefill", "solid"),
     "recompute": ("preempted", "hatch"),
+    "ended": ("padding", "weave"),
     "stalled": ("muted", "line"),
     "waiting": ("muted", "inset"),
     "preempted": ("preempted", "triangle"),
+    "swapped": ("swapped", "checker"),
 }
 """State -> colour of the theme and pattern; no two states differ in colour alone."""
 

@@ -10,10 +10,12 @@ from PySide6.QtWidgets import QHBoxLayout, QScrollBar, QToolTip, QWidget
 
 from app.scope.lanes import Lane, Lanes, Span, SpanKind
 from app.scope.panel import ScopePanel, ScopeSource
-from app.scope.plot import TICK_GAP, Plot, Tick, nice_step, seconds_label
+from app.scope.plot import TICK_GAP, Plot, Tick, nice_step
 from app.selection import Selection
 from app.theme import Theme, request_color
-from app.widgets import Legend, LegendEntry, button, paint_swatch
+from app.widgets import PATTERN_BRUSHES, Legend, LegendEntry, Pattern, button, paint_swatch
+from app.words import seconds_label
+from engine.request import request_name
 
 FIRST_SECONDS = 4.0
 """The shortest window; it grows with the run to :data:`LIVE_SECONDS` and then scrolls."""
@@ -26,8 +28,30 @@ _NAMES = {
     SpanKind.PREFILL: "prefill",
     SpanKind.DECODE: "decode",
     SpanKind.RECOMPUTE: "computing again",
+    SpanKind.PADDING: "padding of its static batch",
+    SpanKind.SWAPPED: "swapped to host memory",
     SpanKind.STALLED: "running, left out by the budget",
 }
+_LOOKS: dict[SpanKind, tuple[str, Pattern]] = {
+    SpanKind.WAITING: ("waiting", "line"),
+    SpanKind.STALLED: ("muted", "line"),
+    SpanKind.SWAPPED: ("swapped", "checker"),
+    SpanKind.PREFILL: ("prefill", "solid"),
+    SpanKind.DECODE: ("decode", "solid"),
+    SpanKind.RECOMPUTE: ("preempted", "hatch"),
+    SpanKind.PADDING: ("padding", "weave"),
+}
+"""Colour of the theme and pattern."""
+_LEGEND = {
+    SpanKind.WAITING: "waiting",
+    SpanKind.PREFILL: "prefill",
+    SpanKind.DECODE: "decode",
+    SpanKind.RECOMPUTE: "recomputed",
+    SpanKind.PADDING: "padding",
+    SpanKind.SWAPPED: "swapped",
+}
+_NAMED_WHEN_SEEN = frozenset({SpanKind.PADDING, SpanKind.SWAPPED})
+"""They take room in the legend only in runs that have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +146,7 @@ class TimelinePlot(Plot):
     def _set_axes(self, lanes: list[Lane]) -> None:
         window = self.view.window()
         newest = self.view.lanes.end
-        self.y_ticks = [Tick(0, "● " + str(max((lane.request_id for lane in lanes), default=0)))]
+        self.y_ticks = [Tick(0, "● " + max((request_name(lane.request_id) for lane in lanes), key=len, default="0"))]
         self.layout_axes()
         self.x_range = (window.begin, window.end)
         step = nice_step(window.end - window.begin, max(2, self.area.width() // 110))
@@ -180,7 +204,8 @@ class TimelinePlot(Plot):
                 painter.setPen(theme.text if chosen else theme.muted)
                 right = self.area.left() - 2 * TICK_GAP - size
                 box = QRectF(0, middle - height / 2, right + 2, height)
-                painter.drawText(box, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, str(lane.request_id))
+                name = request_name(lane.request_id)
+                painter.drawText(box, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, name)
 
     def _top(self, row: int) -> int:
         return self.area.top() + row * self._pitch
@@ -203,38 +228,31 @@ class TimelinePlot(Plot):
             if lane.finish_reason in ("abort", "error") and lane.finished_at is not None:
                 x = round(self.x_pixel(lane.finished_at))
                 ends.append((QRect(x - 1, top, 3, height), theme.error))
-        for kind, brush in self._brushes():
-            painter.setPen(Qt.PenStyle.NoPen)
-            painter.setBrush(brush)
+        painter.setPen(Qt.PenStyle.NoPen)
+        for kind, (token, pattern) in _LOOKS.items():
+            painter.setBrush(getattr(theme, token))
             painter.drawRects(boxes[kind])
-        painter.setBrush(QBrush(theme.card, Qt.BrushStyle.BDiagPattern))
-        painter.drawRects(boxes[SpanKind.RECOMPUTE])
+            if pattern in PATTERN_BRUSHES:
+                painter.setBrush(QBrush(theme.card, PATTERN_BRUSHES[pattern]))
+                painter.drawRects(boxes[kind])
         for box, color in ends:
             painter.fillRect(box, color)
         for mark in marks:
             paint_swatch(painter, mark.adjusted(-1, -1, 1, 1), theme.card, "triangle", theme.card)
             paint_swatch(painter, mark, theme.preempted, "triangle", theme.card)
 
-    def _brushes(self) -> list[tuple[SpanKind, QColor]]:
-        theme = self.theme
-        return [
-            (SpanKind.WAITING, theme.waiting),
-            (SpanKind.STALLED, theme.muted),
-            (SpanKind.PREFILL, theme.prefill),
-            (SpanKind.DECODE, theme.decode),
-            (SpanKind.RECOMPUTE, theme.preempted),
-        ]
-
     def _box(self, span: Span, top: int, height: int) -> QRect:
-        """Whole pixels; waiting is a thin line in the middle of the lane, a stall a thinner one."""
+        """Whole pixels. Waiting is a line in the middle of the lane, a thick one where swapped; a stall a thin one."""
         left = round(self.x_pixel(span.begin))
         width = max(1, round(self.x_pixel(span.end)) - left)
-        if span.kind in (SpanKind.WAITING, SpanKind.STALLED):
-            thickness = (
-                3 if span.kind == SpanKind.WAITING and height >= 8 else 2 if span.kind == SpanKind.WAITING else 1
-            )
-            return QRect(left, top + (height - thickness) // 2, width, thickness)
-        return QRect(left, top, width, height)
+        thickness = height
+        if span.kind == SpanKind.SWAPPED:
+            thickness = max(3, height // 2)
+        elif span.kind == SpanKind.WAITING:
+            thickness = 3 if height >= 8 else 2
+        elif span.kind == SpanKind.STALLED:
+            thickness = 1
+        return QRect(left, top + (height - thickness) // 2, width, thickness)
 
     # Hands -------------------------------------------------------------------------------------------------------
 
@@ -319,7 +337,7 @@ class TimelinePlot(Plot):
 
 def lane_sentence(lane: Lane, time: float) -> str:
     """A request, what it was doing at a moment, and what became of it."""
-    lines = [f"Request {lane.request_id}"]
+    lines = [f"Request {request_name(lane.request_id)}"]
     span = lane.at(time)
     if span is not None:
         tokens = f", {span.tokens:,} tokens" if span.tokens else ""
@@ -349,18 +367,8 @@ class TimelinePanel(ScopePanel):
         row.addWidget(self.plot, 1)
         row.addWidget(scroll)
         super().__init__("Timeline", source, theme, selection, content, parent)
-        self.add_trailing(
-            Legend(
-                theme,
-                [
-                    LegendEntry("waiting", "waiting", "line"),
-                    LegendEntry("prefill", "prefill"),
-                    LegendEntry("decode", "decode"),
-                    LegendEntry("recomputed", "preempted", "hatch"),
-                    LegendEntry("preempted", "preempted", "triangle"),
-                ],
-            )
-        )
+        self._legend = Legend(theme, self._entries(set()))
+        self.add_trailing(self._legend)
         self._step = self.add_figure()
         self.live_button = button("Live", "flat", "Follow the newest step")
         self.live_button.setToolTip("Follow the newest step (End)")
@@ -369,10 +377,17 @@ class TimelinePanel(ScopePanel):
         self.add_trailing(self.live_button)
         self.plot.moved.connect(self._moved)
 
+    @staticmethod
+    def _entries(seen: set[SpanKind]) -> list[LegendEntry]:
+        named = [kind for kind in _LEGEND if kind not in _NAMED_WHEN_SEEN or kind in seen]
+        mark = LegendEntry("preempted", "preempted", "triangle")
+        return [*(LegendEntry(_LEGEND[kind], *_LOOKS[kind]) for kind in named), mark]
+
     def has_content(self) -> bool:
         return bool(self.source.history.lanes.lanes)
 
     def refresh(self) -> None:
+        self._legend.set_entries(self._entries(self.source.history.lanes.kinds_seen))
         self._step.say(f"step {self.source.state.step:,}")
         self.plot.refresh()
         self._moved()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import random
+import re
+from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,16 +21,35 @@ from app.scope.block_grid import (
     fit_grid,
 )
 from app.scope.lanes import Lanes, SpanKind
-from app.scope.occupancy import bar_boxes
+from app.scope.ledger import cell_text
+from app.scope.occupancy import bar_boxes, step_sentence
 from app.scope.panel import RunHistory
-from app.scope.plot import linear_ticks, nice_step, seconds_label
+from app.scope.plot import linear_ticks, nice_step
 from app.scope.rates import Latency, Throughput, percentiles
-from app.scope.reasons import deferred_sentence, queue_rows
-from app.scope.steps import StepHistory
+from app.scope.reasons import WAITING_PHASES, deferred_sentence, ledger_sentence, queue_rows
+from app.scope.steps import LAYERS, StepHistory
+from app.scope.timeline import lane_sentence
+from app.words import seconds_label
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
-from engine.events import Admitted, Arrived, Deferred, Keyframe, Preempted, RunTotals, StepRecord, StepTimings
-from engine.request import SamplingParams
+from engine.events import (
+    Admitted,
+    Arrived,
+    BatchStarted,
+    Deferred,
+    Keyframe,
+    Preempted,
+    Recovered,
+    RequestState,
+    RowKind,
+    RunTotals,
+    StepRecord,
+    StepTimings,
+    SwapDropped,
+    SwappedIn,
+    SwappedOut,
+)
+from engine.request import RequestStatus, SamplingParams, branch_id
 from engine.run_state import RunState
 from tests.app.scripted import TimedRunner
 from tests.oracles import VOCAB_SIZE
@@ -116,14 +139,66 @@ def test_the_ring_keeps_the_newest() -> None:
     assert len(history) == 0
 
 
+def test_drafts_and_padding_are_layers_of_their_own() -> None:
+    history = StepHistory()
+    history.apply(
+        record_of(
+            1,
+            time=0.0,
+            seconds=0.1,
+            rows=[
+                (1, RowKind.DECODE, 5, 3, 0, 4),  # two of four drafts accepted
+                (2, RowKind.DECODE, 1, 1, 0, 0),
+                (3, RowKind.DECODE, 3, 3, 0, 2),  # both
+                (4, RowKind.PREFILL, 20, 1, 12, 0),
+                (5, RowKind.PADDING, 0, 0, 1, 0),
+            ],
+        )
+    )
+    row = history.row(0)
+    assert row is not None
+    assert (row.decode, row.prefill, row.recompute) == (3, 20, 0)
+    assert (row.accepted, row.rejected, row.padding) == (4, 2, 13)
+    assert row.tokens == 5 + 1 + 3 + 20 + 13
+    assert step_sentence(row).startswith(
+        "Step 1: 3 decode + 20 prefill + 4 accepted drafts + 2 rejected drafts + 13 padding = 42 of 64 tokens"
+    )
+
+
 # Rates ---------------------------------------------------------------------------------------------------------------
 
 
 def record_of(
-    step: int, *, time: float, seconds: float, output: int = 0, prompt: int = 0, running: int = 1
+    step: int,
+    *,
+    time: float,
+    seconds: float,
+    output: int = 0,
+    prompt: int = 0,
+    running: int = 1,
+    events: Sequence[Any] = (),
+    rows: Sequence[tuple[int, RowKind, int, int, int, int]] = (),
 ) -> StepRecord:
+    """rows: (request id, kind, tokens, new tokens, padding, drafts)."""
     totals = RunTotals(steps=step, output_tokens=output, prompt_tokens=prompt)
-    return StepRecord(step, time, StepTimings(forward=seconds), [], [], [], [], [], [], running, 0, 0, 0, 64, totals)
+    ids, kinds, tokens, new, padding, drafts = ([row[i] for row in rows] for i in range(6))
+    columns = (ids, tokens, tokens, [int(kind) for kind in kinds], new)
+    timings = StepTimings(forward=seconds)
+    return StepRecord(
+        step,
+        time,
+        timings,
+        list(events),
+        *columns,
+        running,
+        0,
+        0,
+        0,
+        64,
+        totals,
+        padding if any(padding) else [],
+        drafts if any(drafts) else [],
+    )
 
 
 def throughput_of(step_seconds: list[float], tokens_per_step: int) -> Throughput:
@@ -237,6 +312,60 @@ def test_a_lane_is_a_request_from_arrival_to_end_without_a_gap() -> None:
     assert computed == sum(sum(record.num_tokens) for record in run.records)
 
 
+def test_a_static_batch_leaves_its_padding_in_the_lanes() -> None:
+    lanes = Lanes()
+    lanes.restore(Keyframe(0, 0.0, 40, 16, 8, 64, [], [], None, RunTotals()))
+    arrivals = [Arrived(1, 30, 9, 0, "", 0.0), Arrived(2, 10, 9, 0, "", 0.0)]
+    admitted = [Admitted(1, 0, 1.0, False), Admitted(2, 0, 1.0, False)]
+    lanes.apply(
+        record_of(
+            1,
+            time=1.0,
+            seconds=0.3,
+            events=arrivals + admitted,
+            rows=[(1, RowKind.PREFILL, 30, 1, 0, 0), (2, RowKind.PREFILL, 10, 1, 20, 0)],
+        )
+    )
+    for step in range(3):
+        time = 1.3 + step * 0.1
+        over = (2, RowKind.DECODE, 1, 1, 0, 0) if step == 0 else (2, RowKind.PADDING, 0, 0, 1, 0)
+        lanes.apply(record_of(2 + step, time=time, seconds=0.1, rows=[(1, RowKind.DECODE, 1, 1, 0, 0), over]))
+    spans = [(s.kind, round(s.begin, 3), round(s.end, 3), s.tokens) for s in lanes.lanes[2].spans]
+    assert spans == [
+        (SpanKind.WAITING, 0.0, 1.0, 0),
+        (SpanKind.PREFILL, 1.0, 1.1, 10),
+        (SpanKind.PADDING, 1.1, 1.3, 20),
+        (SpanKind.DECODE, 1.3, 1.4, 1),
+        (SpanKind.PADDING, 1.4, 1.6, 2),
+    ]
+    assert lanes.lanes[2].running and SpanKind.PADDING in lanes.kinds_seen
+    assert "padding of its static batch for 0.2 s, 2 tokens" in lane_sentence(lanes.lanes[2], 1.5)
+
+
+def test_what_is_swapped_has_a_span_of_its_own() -> None:
+    lanes = Lanes()
+    lanes.restore(Keyframe(0, 0.0, 40, 16, 8, 64, [], [], None, RunTotals()))
+    for step, events, scheduled in (
+        (1, [Arrived(7, 30, 9, 0, "", 1.0), Admitted(7, 0, 0.0, False)], True),
+        (2, [Preempted(7, 1, "", "swap", 30, 2, 2), SwappedOut(7, [1, 2], [1, 2])], False),
+        (3, [SwappedIn(7, [3, 4], [1, 2]), Admitted(7, 30, 1.0, True)], True),
+        (4, [Preempted(7, 1, "", "swap", 31, 2, 2), SwappedOut(7, [3, 4], [1, 2])], False),
+        (5, [SwapDropped(7, [1, 2], "")], False),
+    ):
+        rows = [(7, RowKind.DECODE, 1, 1, 0, 0)] if scheduled else []
+        lanes.apply(record_of(step, time=float(step), seconds=1.0, events=events, rows=rows))
+        assert lanes.lanes[7].running == scheduled
+    spans = [(s.kind, s.begin, s.end) for s in lanes.lanes[7].spans]
+    assert spans == [
+        (SpanKind.DECODE, 1.0, 2.0),
+        (SpanKind.SWAPPED, 2.0, 3.0),
+        (SpanKind.DECODE, 3.0, 4.0),
+        (SpanKind.SWAPPED, 4.0, 5.0),
+        (SpanKind.WAITING, 5.0, 6.0),
+    ]
+    assert lanes.lanes[7].preempted_at == [2.0, 4.0]
+
+
 def test_a_rejected_request_has_a_lane_that_ends() -> None:
     run = Run(num_blocks=4)
     run.add(1, 900, 50)
@@ -281,7 +410,7 @@ def test_every_request_is_listed_and_every_wait_has_numbers() -> None:
     while run.step() is not None:
         rows = queue_rows(run.state, run.scheduler)
         assert {row.request_id for row in rows} == set(run.state.requests)
-        waiting = [row for row in rows if row.phase in ("waiting", "preempted")]
+        waiting = [row for row in rows if row.phase in WAITING_PHASES]
         assert len(waiting) == run.state.num_waiting
         for row in rows:
             assert row.why.endswith(".")
@@ -331,15 +460,86 @@ def test_the_queue_is_in_the_order_of_the_discipline() -> None:
         (Deferred(7, "blocks", 1, 0), ("1 block ", "no block is free")),
         (Deferred(7, "slots", 1, 0), ("32 running places", "max_num_seqs")),
         (Deferred(7, "budget", 40, 1), ("40 tokens", "1 token is left", "64")),
-        (Deferred(7, "watermark", 9, 4), ("9 blocks", "4 blocks are free above the watermark")),
+        (Deferred(7, "watermark", 9, 4), ("9 blocks", "watermark", "4 blocks are free")),
+        (Deferred(7, "resume", 15, 9), ("15 blocks", "more than it lost", "9 blocks are free")),
+        (Deferred(7, "promised", 20, 1), ("20 blocks", "1 of 100 blocks is neither in use nor promised")),
+        (Deferred(7, "batch", 1, 0), ("static batch 3", "2 of its 3 answers are not complete")),
+        (Deferred(7, "joining", 4, 1), ("3 running requests", "until 4 wait", "1 waits", "waiting_served_ratio")),
+        (Deferred(7, "draining", 3, 0), ("changes to static", "3 requests are still in it")),
+        (Deferred(7, "something new", 3, 1), ("something new", "3", "1")),
     ],
 )
 def test_the_binding_reason_as_a_sentence(deferred: Deferred, words: tuple[str, ...]) -> None:
+    rows = [state_of(1, RequestStatus.RUNNING), state_of(2, RequestStatus.RUNNING), state_of(3, RequestStatus.ENDED)]
     state = RunState()
-    state.restore(Keyframe(1, 0.0, 100, 16, 32, 64, [], [], None, RunTotals()))
+    state.restore(Keyframe(1, 0.0, 100, 16, 32, 64, rows, [], None, RunTotals(), pending_discipline="static"))
+    state.batch = BatchStarted(3, [1, 2, 3], 40)
     sentence = deferred_sentence(deferred, state)
     for word in words:
         assert word in sentence
+    assert sentence.endswith(".")
+
+
+def test_every_reason_of_the_events_has_a_sentence_of_its_own() -> None:
+    told = set(re.findall(r"(?m)^    ``(\w+)``  +", inspect.getsource(Deferred)))
+    assert {"blocks", "batch", "joining", "draining"} <= told
+    state = RunState()
+    for reason in told:
+        assert not deferred_sentence(Deferred(1, reason, 2, 1), state).startswith("Waits for"), reason
+
+
+def state_of(request_id: int, status: RequestStatus, **given) -> RequestState:
+    """A request of 40 prompt tokens that has given 12."""
+    more = {"blocks": [], "num_computed": 51, "output_tokens": 12} | given
+    return RequestState(request_id, 0.0, 40, 90, 0, "", status, cached_tokens=0, preemptions=1, **more)
+
+
+def test_what_is_complete_or_swapped_says_so_in_the_queue() -> None:
+    branch = branch_id(1, 1)
+    rows = [
+        state_of(1, RequestStatus.RUNNING),
+        state_of(branch, RequestStatus.ENDED, finish_reason="stop"),
+        state_of(3, RequestStatus.WAITING),
+        state_of(4, RequestStatus.RUNNING, blocks=[4, 5, 6, 7]),
+    ]
+    state = RunState()
+    state.restore(Keyframe(1, 0.0, 100, 16, 32, 64, rows, [], None, RunTotals(), 8))
+    moved = Preempted(4, branch, "latest arrival", "swap", 51, 4, 3, recompute_seconds=0.4, swap_seconds=0.02)
+    state.apply(record_of(2, time=0.1, seconds=0.1, events=[moved, SwappedOut(4, [5, 6, 7], [1, 2, 3])]))
+    running, ended, swapped, waiting = queue_rows(state, SchedulerConfig())
+    assert running.request_id == 1
+    assert (ended.request_id, ended.phase) == (branch, "ended")
+    assert "Complete with 12 tokens (stop)" in ended.why and "1 answer is not complete" in ended.why
+    assert (swapped.request_id, swapped.phase, swapped.blocks) == (4, "swapped", 1)  # before those that never ran
+    assert "3 blocks moved to host memory with its 51 computed tokens" in swapped.why
+    assert "request 1.1 " in swapped.why and "computing again 0.4 s, swapping 20 ms" in swapped.why
+    assert waiting.phase == "waiting" and "Behind request 4" in waiting.why
+
+
+def test_the_ledger_counts_bytes_and_time() -> None:
+    state = RunState()
+    state.restore(Keyframe(1, 0.0, 100, 16, 32, 64, [state_of(4, RequestStatus.RUNNING)], [], None, RunTotals(), 8))
+    fallback = "the host pool has 2 blocks free, 3 are needed"
+    for moment, event in enumerate(
+        (
+            Preempted(4, 9, "", "swap", 51, 3, 3),
+            SwappedOut(4, [], [1, 2, 3]),
+            SwapDropped(4, [1, 2, 3], "it alone fills the pool"),
+            Recovered(4, 1.25, 51),
+            Preempted(4, 4, "", "recompute", 60, 4, fallback=fallback),
+        ),
+        start=2,
+    ):
+        state.apply(record_of(moment, time=moment * 0.1, seconds=0.1, events=[event]))
+    first, second = state.ledger
+    assert [cell_text(first, column, 1 << 20) for column in range(6)] == [
+        "2", "4", "9", "swap 3.0 MiB, 3 blocks", "1.2 s", ""
+    ]  # fmt: skip
+    assert "(3.0 MiB) moved" in ledger_sentence(first, 1 << 20)
+    assert "Given up in host memory: it alone fills the pool." in ledger_sentence(first)
+    assert "Back where it was after 1.2 s, 51 tokens computed again." in ledger_sentence(first)
+    assert cell_text(second, 4) == "…" and cell_text(second, 3) == "60 tokens, 4 blocks"
+    assert f"Not swapped: {fallback}." in ledger_sentence(second)
 
 
 # Blocks --------------------------------------------------------------------------------------------------------------
@@ -401,8 +601,8 @@ def test_painting_the_changes_gives_the_whole_picture(pitch_area: tuple[int, int
 
 def test_bars_are_whole_pixels_beside_each_other() -> None:
     rng = random.Random(1)
-    stacks = np.array([[rng.randint(0, 40) for _ in range(50)] for _ in range(3)])
-    boxes = bar_boxes(stacks, top=130.0, height=200, bar=3)
+    stacks = np.array([[rng.randint(0, 40) for _ in range(50)] for _ in LAYERS])
+    boxes = bar_boxes(stacks, top=260.0, height=400, bar=3)
     columns: dict[int, list] = {}
     for kind in boxes:
         for box in kind:
@@ -411,7 +611,7 @@ def test_bars_are_whole_pixels_beside_each_other() -> None:
     assert all(x % 3 == 0 for x in columns)
     for x, stacked in columns.items():
         total = int(stacks[:, x // 3 + 50].sum())
-        assert sum(box.height() for box in stacked) == pytest.approx(total * 200 / 130, abs=2)
+        assert sum(box.height() for box in stacked) == pytest.approx(total * 400 / 260, abs=2)
         assert max(box.bottom() for box in stacked) == -1  # stands on the axis
         ordered = sorted(stacked, key=lambda box: -box.bottom())
         for below, above in pairwise(ordered):

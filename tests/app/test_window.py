@@ -179,10 +179,17 @@ def test_the_ledger_tells_who_for_whom_and_the_cost(busy: Rig) -> None:
     busy.settle()
     model = busy.window.panels["ledger"].model
     entry = busy.state.ledger[-1]
-    cells = [model.index(0, column).data() for column in range(5)]
+    cells = [model.index(0, column).data() for column in range(6)]
     assert cells[0] == f"{entry.step:,}" and cells[1] == str(entry.event.request_id)
     assert cells[2] in (str(entry.event.beneficiary), "itself")
-    assert f"{entry.event.tokens:,} token" in cells[3] and cells[4] == entry.event.rule
+    assert f"{entry.event.tokens:,} token" in cells[3] and cells[5] == entry.event.rule
+    assert cells[4] == "…"
+    recovered = next(e for e in busy.state.ledger if e.event.request_id == entry.event.request_id)
+    while recovered.recovered is None:
+        busy.step(1)
+    busy.wait_for(lambda: model.index(model.entries.index(recovered), 4).data() != "…")
+    tip = model.index(model.entries.index(recovered), 4).data(Qt.ItemDataRole.ToolTipRole)
+    assert f"{recovered.recovered.recomputed_tokens} token" in tip and "Back where it was after" in tip
 
 
 def test_a_request_has_its_hue_in_map_and_timeline(busy: Rig) -> None:
