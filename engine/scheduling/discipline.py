@@ -88,6 +88,9 @@ class WaitingView(Protocol):
 
     def head(self) -> Request | None: ...
 
+    def last_holder(self) -> Request | None:
+        """The last swapped request that still refers to blocks on the device."""
+
 
 class MemoryView:
     """Reading only: how much room there is and who would need how much of it."""

@@ -241,6 +241,11 @@ class WaitingLine:
             return waiting
         return swapped
 
+    def last_holder(self) -> Request | None:
+        """The last swapped request that still refers to blocks on the device: O(swapped), for when nothing moves."""
+        holders = [request for request in self.swapped.in_order() if any(request.block_ids)]
+        return holders[-1] if holders else None
+
     def forget(self, request: Request, status: RequestStatus) -> None:
         """Account for a request that has just left; ``status`` is what it was."""
         if status is RequestStatus.SWAPPED:

@@ -39,6 +39,7 @@ def take_results(
         zip(output.requests, output.kinds, ends, result.token_ids, strict=True)
     ):
         if (dropped and row in dropped) or kind == _PADDING:
+            ends[row] = request.num_computed_tokens
             continue
         tokens = request.token_ids
         request.num_computed_tokens = end

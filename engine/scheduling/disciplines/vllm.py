@@ -114,11 +114,7 @@ class Planner(Discipline):
             return False
         needed = memory.blocks_to_join(head, joining)
         if not self._find_room(desk, head, joining, needed, yielding, lower):
-            if head.status is RequestStatus.SWAPPED and not desk.running:
-                # What swapped requests share stays on the device: with nobody running they can only hold up each other.
-                desk.drop_swapped(head, "its shared blocks leave no room for the others")
-                return True
-            return False
+            return self._drop_a_holder(desk)
         for victim in yielding:
             desk.preempt(victim, head, RULE_ARRIVAL)
         if not desk.admit(head, joining, joining.num_computed + chunk):
@@ -126,6 +122,15 @@ class Planner(Discipline):
             return False
         desk.plan[head] = chunk
         return True
+
+    @staticmethod
+    def _drop_a_holder(desk: PlanningDesk) -> bool:
+        """With nobody running, what swapped requests share on the device can only hold up those who wait: the last of
+        them gives everything up. Whether there was one."""
+        holder = desk.waiting.last_holder() if not desk.running else None
+        if holder is not None:
+            desk.drop_swapped(holder, "nobody runs, and the blocks it shares are needed")
+        return holder is not None
 
     def _find_room(
         self,
