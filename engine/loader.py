@@ -19,10 +19,12 @@ from pathlib import Path
 
 import torch
 
-from engine.config import STARTER_MODEL, EngineConfig, SchedulerConfig
+from engine.config import SPECULATION_OFF, STARTER_MODEL, ConfigError, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.execution.device import DeviceChoice, choose_device, cpu_choice, make_backend
+from engine.execution.draft_model import DraftModel
 from engine.execution.host import available_memory, usable_cores
+from engine.execution.proposers import NgramProposer, Proposer
 from engine.execution.runner import ModelRunner, not_finite_cause
 from engine.execution.sizing import (
     SMALLEST_BUDGET,
@@ -43,7 +45,7 @@ from engine.models.errors import ModelLoadError
 from engine.scheduling.costs import PreemptionCosts
 from engine.text.codec import TextCodec
 from kernels.backend import Backend
-from kernels.spec import DecoderSpec
+from kernels.spec import DecoderSpec, StepBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,18 @@ class LoadedEngine:
     codec: TextCodec
     make_core: Callable[..., EngineCore]
     """:class:`EngineCore` with all that the load decided: wants ``scheduler``; whatever else is named replaces it."""
+    proposer: str
+    """Who drafts while speculation is on, as ``SchedulerConfig.speculative`` names it: n-grams, or a draft model, which
+    is loaded with the model."""
+
+    def speculation_refusal(self, speculative: str) -> str | None:
+        """Why speculation cannot be changed to that without loading the model again; None: it can."""
+        if speculative in (SPECULATION_OFF, self.proposer):
+            return None
+        return (
+            f"speculative is {speculative!r}, but this engine can only change between {SPECULATION_OFF} and "
+            f"{self.proposer}: a draft model is loaded with the model. Load it again with --speculative {speculative}."
+        )
 
     def fresh_core(
         self, scheduler: SchedulerConfig, *, prefix_cache: bool | None = None, seed: int | None = None
@@ -61,8 +75,12 @@ class LoadedEngine:
         every core before it, since all write to one KV storage. None: as at the load; so is a budget not given.
 
         The storage stays as it is: a core reads no block that it has not written, and what a block still holds behind
-        its owner's last token does not matter (:mod:`kernels.cpu.attention` says why).
+        its owner's last token does not matter (:mod:`kernels.cpu.attention` says why). Raises :class:`ConfigError`
+        for drafts that this engine was not loaded with.
         """
+        refusal = self.speculation_refusal(scheduler.speculative)
+        if refusal is not None:
+            raise ConfigError(refusal)
         changes = {"prefix_cache": prefix_cache, "seed": seed, "token_budget": scheduler.max_num_batched_tokens}
         return self.make_core(scheduler=scheduler, **{name: v for name, v in changes.items() if v is not None})
 
@@ -79,17 +97,18 @@ def load_engine(
     progress("Reading the model", 0, 0)
     checkpoint = Checkpoint.open(folder)
     codec = TextCodec.from_folder(folder)
+    draft = _open_draft(config, checkpoint, codec, progress)
     choice = choose_device(config)
     threads = config.threads or usable_cores()
     torch.set_num_threads(threads)
     try:
-        ready = _prepare(config, checkpoint, choice, progress)
+        ready = _prepare(config, checkpoint, draft, choice, progress)
     except Exception as error:
         if not choice.is_gpu or config.device == "cuda":
             raise
         # Whatever a GPU or its compiler raises, the model still runs on the CPU; asked once, not again and again.
         choice = cpu_choice(config, f"the GPU failed ({describe(error)})")
-        ready = _prepare(config, checkpoint, choice, progress)
+        ready = _prepare(config, checkpoint, draft, choice, progress)
     progress("Reading the weights once for their SHA-256", 0, 0)
     make_core = partial(
         EngineCore,
@@ -113,7 +132,7 @@ def load_engine(
     # What is loaded stays: a collection within a step need not walk through it.
     gc.collect()
     gc.freeze()
-    return LoadedEngine(core, info, codec, make_core)
+    return LoadedEngine(core, info, codec, make_core, ready.proposer.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,28 +142,89 @@ class _Ready:
     spec: DecoderSpec
     backend: Backend
     runner: ModelRunner
+    proposer: Proposer
     memory: MemoryPlan
     max_model_len: int
     token_budget: int
     costs: PreemptionCosts
 
 
-def _prepare(config: EngineConfig, checkpoint: Checkpoint, choice: DeviceChoice, progress: Progress) -> _Ready:
+def _open_draft(
+    config: EngineConfig, checkpoint: Checkpoint, codec: TextCodec, progress: Progress
+) -> Checkpoint | None:
+    """The draft model's checkpoint, where one is asked for: its tokens must be the model's. Raises
+    :class:`ModelLoadError`."""
+    name = config.scheduler.draft_model
+    if name is None:
+        return None
+    draft = Checkpoint.open(resolve_model(name, progress))
+    own, drafts = (each.spec(torch.float32).vocab_size for each in (checkpoint, draft))
+    if own != drafts:
+        raise ModelLoadError(
+            f"{name} cannot draft for {config.model}: the draft model has {drafts:,} tokens, the model {own:,}. Choose "
+            "a smaller model of the same family.",
+            "unsupported",
+        )
+    different = codec.different_token(TextCodec.from_folder(draft.folder))
+    if different is not None:
+        raise ModelLoadError(
+            f"{name} cannot draft for {config.model}: their tokenizers differ, first at token {different:,}. Choose a "
+            "smaller model of the same family.",
+            "unsupported",
+        )
+    return draft
+
+
+def _prepare(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    draft_checkpoint: Checkpoint | None,
+    choice: DeviceChoice,
+    progress: Progress,
+) -> _Ready:
     spec = checkpoint.spec(choice.dtype)
+    draft_spec = None if draft_checkpoint is None else draft_checkpoint.spec(choice.dtype)
     max_model_len = _max_model_len(config, spec)
+    block_size = config.cache.block_size
     available = torch.cuda.mem_get_info(choice.device)[0] if choice.is_gpu else available_memory()
-    memory = plan_memory(spec, config, max_model_len, available, on_gpu=choice.is_gpu, host_bytes=available_memory())
+    memory = plan_memory(
+        spec,
+        config,
+        max_model_len,
+        available,
+        on_gpu=choice.is_gpu,
+        host_bytes=available_memory(),
+        draft=draft_spec,
+    )
     stage = f"Loading the weights: about {format_bytes(memory.needed_bytes)} of {format_bytes(available)} free"
-    backend = make_backend(choice)
-    backend.load(spec, _Counted(checkpoint.tensors(spec), stage, progress))
-    backend.allocate_kv(memory.num_blocks + 1, config.cache.block_size)
+
+    def load(source: Checkpoint, its_spec: DecoderSpec, stage: str) -> Backend:
+        backend = make_backend(choice)
+        backend.load(its_spec, _Counted(source.tensors(its_spec), stage, progress))
+        backend.allocate_kv(memory.num_blocks + 1, block_size)
+        return backend
+
+    backends = [load(checkpoint, spec, stage)]
+    draft = None
+    if draft_checkpoint is not None and draft_spec is not None:
+        backends.append(load(draft_checkpoint, draft_spec, "Loading the draft model"))
+        draft = DraftModel(backends[1], draft_spec, block_size, config.scheduler.speculative)
+    proposer = draft or NgramProposer()
     # The injected clock belongs to the core; how long a real step takes only a real clock tells.
-    runner = ModelRunner(backend, spec, config.cache.block_size)
+    runner = ModelRunner(backends[0], spec, block_size, proposer=proposer)
+
+    def forward(batch: StepBatch) -> torch.Tensor:
+        if draft is not None:
+            draft.mirror(batch)
+        return runner.forward(batch)
+
     progress("Measuring how many tokens a step may have", 0, 0)
-    step = _measure_step(config, spec, runner, choice.device, memory, max_model_len)
-    costs = PreemptionCosts(step.seconds_per_token, block_move_seconds(backend, memory.num_blocks, time.perf_counter))
-    backend.allocate_host_kv(memory.num_host_blocks + 1)
-    return _Ready(spec, backend, runner, memory, max_model_len, step.token_budget, costs)
+    step = _measure_step(config, spec, forward, choice.device, memory, max_model_len)
+    move_seconds = sum(block_move_seconds(backend, memory.num_blocks, time.perf_counter) for backend in backends)
+    for backend in backends:
+        backend.allocate_host_kv(memory.num_host_blocks + 1)
+    costs = PreemptionCosts(step.seconds_per_token, move_seconds)
+    return _Ready(spec, backends[0], runner, proposer, memory, max_model_len, step.token_budget, costs)
 
 
 def _max_model_len(config: EngineConfig, spec: DecoderSpec) -> int:
@@ -163,7 +243,7 @@ def _max_model_len(config: EngineConfig, spec: DecoderSpec) -> int:
 def _measure_step(
     config: EngineConfig,
     spec: DecoderSpec,
-    runner: ModelRunner,
+    forward: Callable[[StepBatch], torch.Tensor],
     device: torch.device,
     memory: MemoryPlan,
     max_model_len: int,
@@ -171,7 +251,7 @@ def _measure_step(
     """The configured budget or a measured one; either way the model has run and gave finite numbers."""
     block_size = config.cache.block_size
     largest = min(max_model_len, memory.num_blocks * block_size)
-    logits = runner.forward(warm_up_batch(min(4, largest), block_size, device))
+    logits = forward(warm_up_batch(min(4, largest), block_size, device))
     if not bool(torch.isfinite(logits).all()):
         raise ModelLoadError(
             f"The first step gave no finite numbers; {not_finite_cause(spec.dtype)}.",
@@ -179,11 +259,9 @@ def _measure_step(
         )
     budget = config.scheduler.max_num_batched_tokens
     if budget is None:
-        return measure_token_budget(
-            runner.forward, device, largest=largest, block_size=block_size, clock=time.perf_counter
-        )
+        return measure_token_budget(forward, device, largest=largest, block_size=block_size, clock=time.perf_counter)
     size = min(SMALLEST_BUDGET, largest)
-    return StepMeasurement(budget, prefill_seconds(runner.forward, device, size, block_size, time.perf_counter) / size)
+    return StepMeasurement(budget, prefill_seconds(forward, device, size, block_size, time.perf_counter) / size)
 
 
 def _cache_key(checkpoint: Checkpoint, spec: DecoderSpec) -> bytes:
@@ -219,7 +297,7 @@ def _model_info(
         max_model_len=ready.max_model_len,
         num_blocks=ready.memory.num_blocks,
         block_size=block_size,
-        kv_bytes_per_block=ready.backend.kv_bytes_per_block(block_size),
+        kv_bytes_per_block=ready.memory.block_bytes,
         weight_bytes=ready.memory.weight_bytes,
         max_num_seqs=config.scheduler.max_num_seqs,
         token_budget=ready.token_budget,

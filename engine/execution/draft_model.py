@@ -40,6 +40,10 @@ class DraftModel:
         self._spec = spec
         self._block_size = block_size
 
+    def mirror(self, batch: StepBatch) -> None:
+        """Compute the keys and values of all tokens of a batch."""
+        run_layers(self._backend, self._spec, batch)
+
     def propose(self, output: SchedulerOutput) -> list[list[int]]:
         move_blocks(self._backend, output)
         limits = self._limits(output)
@@ -67,7 +71,7 @@ class DraftModel:
         """Compute the last draft of each row that accepted all of them: the only one that was no input yet."""
         rows = [row for row, drafted in enumerate(drafts) if 0 < len(drafted) < len(token_ids[row])]
         if rows:
-            run_layers(self._backend, self._spec, self._last_drafts(output, rows, drafts, draws=False))
+            self.mirror(self._last_drafts(output, rows, drafts, draws=False))
 
     def _limits(self, output: SchedulerOutput) -> list[int]:
         """How many tokens to draft for each row: none from positions that the draft model was not made for."""

@@ -4,7 +4,7 @@ preemption costs."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,18 +63,22 @@ def plan_memory(
     *,
     on_gpu: bool,
     host_bytes: int = 0,
+    draft: DecoderSpec | None = None,
 ) -> MemoryPlan:
     """Before anything is loaded. Raises :class:`ModelLoadError` of kind ``memory`` that says what is needed and free.
 
-    ``available_bytes`` are free on the device, ``host_bytes`` beside it on a GPU's host.
+    ``available_bytes`` are free on the device, ``host_bytes`` beside it on a GPU's host. A model of drafts, ``draft``,
+    has as many blocks as the model: weights and blocks are those of both.
     """
-    weight_bytes = sum(math.prod(shape) for shape in expected_tensors(spec).values()) * spec.dtype.itemsize
-    block_bytes = spec.kv_bytes_per_token() * config.cache.block_size
-    working_bytes = _working_bytes(spec, on_gpu=on_gpu)
+    specs = [spec] if draft is None else [spec, draft]
+    weight_bytes = sum(map(_weight_bytes, specs))
+    block_bytes = sum(each.kv_bytes_per_token() for each in specs) * config.cache.block_size
+    working_bytes = _working_bytes(specs, on_gpu=on_gpu)
     model_bytes = weight_bytes + working_bytes
     if available_bytes < model_bytes + 2 * block_bytes:
         raise ModelLoadError(
-            f"The model needs about {format_bytes(model_bytes + 2 * block_bytes)} in {dtype_name(spec.dtype)}, and "
+            f"{'The model needs' if draft is None else 'The model and its draft model need'} about "
+            f"{format_bytes(model_bytes + 2 * block_bytes)} in {dtype_name(spec.dtype)}, and "
             f"{format_bytes(available_bytes)} are free. Close other programs, or choose a smaller model.",
             "memory",
         )
@@ -124,12 +128,17 @@ def _num_host_blocks(config: EngineConfig, num_blocks: int, room: int, block_byt
     return asked
 
 
-def _working_bytes(spec: DecoderSpec, *, on_gpu: bool) -> int:
-    """Beside weights and blocks: one layer's gate and up in float32, joined and in parts, while they are packed; on a
-    CPU a tied head too, which is packed while the embedding stays as it is."""
-    packing = 2 * 2 * spec.intermediate_size * spec.hidden_size * torch.float32.itemsize
-    head = 0 if on_gpu or not spec.tie_embeddings else spec.vocab_size * spec.hidden_size * spec.dtype.itemsize
-    return WORKING_BYTES + packing + head
+def _weight_bytes(spec: DecoderSpec) -> int:
+    return sum(math.prod(shape) for shape in expected_tensors(spec).values()) * spec.dtype.itemsize
+
+
+def _working_bytes(specs: Sequence[DecoderSpec], *, on_gpu: bool) -> int:
+    """Beside weights and blocks: one layer's gate and up in float32, joined and in parts, while they are packed, one
+    model after the other; on a CPU tied heads too, which are packed while the embedding stays as it is."""
+    packing = max(2 * 2 * spec.intermediate_size * spec.hidden_size * torch.float32.itemsize for spec in specs)
+    tied = [spec for spec in specs if spec.tie_embeddings and not on_gpu]
+    heads = sum(spec.vocab_size * spec.hidden_size * spec.dtype.itemsize for spec in tied)
+    return WORKING_BYTES + packing + heads
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,12 @@ class TextCodec:
             ids.insert(0, self.bos_token_id)
         return ids
 
+    def different_token(self, other: TextCodec) -> int | None:
+        """The first id that stands for something else in the ``other``'s vocabulary; None where all are the same."""
+        own = {token_id: token for token, token_id in self._tokenizer.get_vocab().items()}
+        others = {token_id: token for token, token_id in other._tokenizer.get_vocab().items()}
+        return min((i for i in own.keys() | others.keys() if own.get(i) != others.get(i)), default=None)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, control tokens left out; bytes that are no UTF-8 become U+FFFD."""
         return self.token_bytes.decode(ids)
