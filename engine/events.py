@@ -63,7 +63,7 @@ class Deferred(Event, frozen=True):
 
     ``blocks``     free KV blocks
     ``watermark``  free KV blocks, those included that admission leaves to the running requests
-    ``resume``     free KV blocks, those included that let a preempted request do more than it lost before it yields again
+    ``resume``     free KV blocks, those included that let a preempted request and the running ones grow for a while
     ``promised``   KV blocks neither in use nor promised to running requests until their ends
     ``slots``      places in the batch (max_num_seqs)
     ``budget``     tokens of the step's budget
@@ -174,6 +174,8 @@ class Reconfigured(Event, frozen=True):
     preemption: str
     pending_discipline: str = ""
     """The one that takes over when the batch has drained."""
+    max_num_seqs: int = 0
+    """0: as before."""
 
 
 class BlocksAllocated(Event, frozen=True):

@@ -20,9 +20,9 @@ the pool could hold everything it has to compute, though only the first chunk's 
 would have to yield before its first token is not let in. Nobody passes the head: it starts as soon as the running have
 finished enough, and those behind it wait with it.
 
-Ours: a request that has been preempted comes back only once it and the running ones could all grow by as many tokens as
-its coming back costs. Otherwise it would yield again at the next block, and a tight pool would compute the same tokens
-over and over.
+Ours: a request that has been preempted comes back only once it and the running ones could all grow for as many steps as
+its coming back takes of the token budget (one, where it was swapped). Otherwise it could yield again at the next block,
+and a tight pool would compute the same tokens over and over.
 """
 
 from __future__ import annotations
@@ -168,12 +168,8 @@ class Planner(Discipline):
         margin = self.margin_blocks(desk)
         if not head.num_preemptions:
             return "watermark", margin
-        memory = desk.memory
-        cost = len(head.token_ids) - joining.num_computed
-        if head.status is RequestStatus.SWAPPED:
-            cost = memory.block_size * len(head.host_blocks)
-        growth = sum(memory.blocks_to_grow(request, cost) for request in staying)
-        own = memory.blocks_for(min(len(head.token_ids) + cost, head.footprint)) - memory.blocks_for(
-            len(head.token_ids)
-        )
+        memory, length = desk.memory, len(head.token_ids)
+        steps = -(-(length - joining.num_computed) // desk.token_budget)
+        growth = sum(memory.blocks_to_grow(request, steps) for request in staying)
+        own = memory.blocks_for(min(length + steps, head.footprint)) - memory.blocks_for(length)
         return "resume", max(margin, growth + max(own, 0))
