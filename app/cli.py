@@ -31,6 +31,7 @@ DONE, FAILED, WRONG_USAGE = 0, 1, 2
 
 MODULES = {
     "bench": ("engine.bench", "run a workload without a window and print its latencies and throughput"),
+    "compare": ("engine.compare", "run the same workload through several disciplines and show them side by side"),
     "kernels": ("kernels", "compile every kernel for named GPUs and check it against its reference"),
     "doctor": ("engine.doctor", "show device, versions and caches, and what is missing with the command that mends it"),
 }

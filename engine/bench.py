@@ -284,18 +284,23 @@ def _deliver(target: str | None, result: dict[str, Any], out: TextIO) -> None:
 
 def _verdict(result: dict[str, Any]) -> int:
     """Say on the error output what went wrong, and give the exit code."""
-    total, failed = result["num_prompts"], result["failed"]
-    if result["failure"]:
-        print(f"batchscope bench: {result['failure']}", file=sys.stderr)
+    faults = run_faults(result)
     if result["interrupted"]:
-        print(
-            f"batchscope bench: interrupted; {result['completed']} of {total} requests had completed", file=sys.stderr
-        )
-    if failed:
+        completed = f"{result['completed']} of {result['num_prompts']}"
+        faults.insert(1 if result["failure"] else 0, f"interrupted; {completed} requests had completed")
+    for fault in faults:
+        print(f"batchscope bench: {fault}", file=sys.stderr)
+    return 1 if faults else 0
+
+
+def run_faults(result: dict[str, Any]) -> list[str]:
+    """What went wrong in a run, a sentence each."""
+    faults = [result["failure"]] if result["failure"] else []
+    if failed := result["failed"]:
         reasons = list(dict.fromkeys(error for error in result["errors"] if error))
         more = f" (and {len(reasons) - 3} other reasons)" if len(reasons) > 3 else ""
-        print(f"batchscope bench: {failed} of {total} requests failed: {'; '.join(reasons[:3])}{more}", file=sys.stderr)
-    return 1 if result["failure"] or result["interrupted"] or failed else 0
+        faults.append(f"{failed} of {result['num_prompts']} requests failed: {'; '.join(reasons[:3])}{more}")
+    return faults
 
 
 if __name__ == "__main__":

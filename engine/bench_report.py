@@ -22,6 +22,8 @@ class Progress:
     def __init__(self) -> None:
         self._bar: RichProgress | None = None
         self._stage = ""
+        self.label = "Requests"
+        """What the run in progress is called."""
         if sys.stderr.isatty():
             columns = (
                 TextColumn("{task.description}"),
@@ -50,7 +52,7 @@ class Progress:
         self._show("Warm-up", run)
 
     def running(self, run: WorkloadRun) -> None:
-        self._show("Requests", run)
+        self._show(self.label, run)
 
     def _show(self, stage: str, run: WorkloadRun) -> None:
         if self._bar is None:

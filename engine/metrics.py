@@ -266,6 +266,7 @@ def summarise(
         "itls": [t.itls for t in timelines],
         "start_times": [t.sent for t in timelines],
         "errors": [t.error for t in timelines],
+        "finish_reasons": [t.finish_reason for t in timelines],
     }
 
 
