@@ -16,12 +16,13 @@ import itertools
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, Protocol
 
 from PySide6.QtCore import QObject, Qt, QTimer, Signal
 
 from engine.client import EngineClient, EngineDied
-from engine.config import EngineConfig
+from engine.config import EngineConfig, SchedulerConfig
 from engine.events import Keyframe, StepRecord
 from engine.messages import (
     Abort,
@@ -29,6 +30,7 @@ from engine.messages import (
     AddRequest,
     AnyReply,
     ChatMessage,
+    ConfigRefused,
     CountTokens,
     Frame,
     Hello,
@@ -37,6 +39,7 @@ from engine.messages import (
     ModelInfo,
     Output,
     Ready,
+    Reconfigure,
     TokenCount,
 )
 from engine.request import FinishReason, SamplingParams
@@ -102,6 +105,8 @@ class EngineBridge(QObject):
     state_changed = Signal(str)
     token_counted = Signal(object)
     """:class:`engine.messages.TokenCount`."""
+    config_refused = Signal(str)
+    """Why the engine did not take what :meth:`reconfigure` asked; ``config`` is again what it runs with."""
     _woken = Signal()
 
     def __init__(
@@ -116,7 +121,8 @@ class EngineBridge(QObject):
         self.info: ModelInfo | None = None
         self.state: State = "stopped"
         self.config = EngineConfig()
-        """What the engine was last started with."""
+        """What the engine was last started with, and asked to change to since: what a restart begins with."""
+        self._started_with = self.config.scheduler
         self.pacer = pacer or FramePacer()
         self.frame_seconds = self.frame_cpu_seconds = 0.0
         """What the last frame took to drain, fold and tell, slots included, paint not: by the clock and of the core."""
@@ -144,6 +150,7 @@ class EngineBridge(QObject):
         """Starts a fresh engine process and has it load ``config.model``."""
         self.shutdown()
         self.config = config
+        self._started_with = config.scheduler
         self.info = None
         self._run += 1
         self._set_state("starting")
@@ -206,6 +213,23 @@ class EngineBridge(QObject):
 
     def abort(self, request_id: int) -> None:
         self._client.send(Abort(request_id))
+
+    def reconfigure(self, scheduler: SchedulerConfig) -> None:
+        """Changes the scheduler's knobs while the engine runs; the run state tells when they are in force."""
+        self.config = replace(self.config, scheduler=scheduler)
+        if self.state == "ready":
+            self._client.send(Reconfigure(scheduler))
+
+    def _refused_config(self, message: str) -> None:
+        state = self.run_state
+        in_force = replace(
+            self._started_with,
+            discipline=state.pending_discipline or state.discipline,
+            order=state.order,
+            preemption=state.preemption,
+        )
+        self.config = replace(self.config, scheduler=in_force)
+        self.config_refused.emit(message)
 
     def count_tokens(self, messages: Sequence[ChatMessage]) -> int:
         """Asks how long a conversation is as a prompt; ``token_counted`` answers with this query id."""
@@ -302,6 +326,8 @@ class EngineBridge(QObject):
             self.load_failed.emit(reply)
         elif isinstance(reply, TokenCount):
             self.token_counted.emit(reply)
+        elif isinstance(reply, ConfigRefused):
+            self._refused_config(reply.message)
         elif isinstance(reply, EngineDied):
             self._set_state("dead")
             self.died.emit(reply)

@@ -3,7 +3,7 @@
 ::
 
     ┌ top bar: model, view, gauges or loading ────┐
-    ├ banner, when the engine has died ───────────┤
+    ├ banner, when the engine has died; notice ───┤
     │ docks, in one of three arrangements         │   the model page lies over the docks while there is no model
     └─────────────────────────────────────────────┘
 """
@@ -27,6 +27,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QFileDialog, QMainWindow, QMenu, QTabWidget, QVBoxLayout, QWidget
 
+from app.chat.notice import NoticeBar
 from app.chat.workspace import ChatWorkspace
 from app.docks import ARRANGEMENTS, ArrangementName, Dock, arrange, set_sizes
 from app.engine_bridge import EngineBridge
@@ -140,16 +141,18 @@ class MainWindow(QMainWindow):
     def _build_top(self) -> None:
         self.top_bar = TopBar(self.theme, self.source, self._model_menu(), self._view_menu())
         self.death_banner = DeathBanner(self.theme)
+        self.notice = NoticeBar(self.theme)
         top = QWidget()
         column = QVBoxLayout(top)
         column.setContentsMargins(0, 0, 0, SPACING)
         column.setSpacing(SPACING)
-        for widget in (self.top_bar, self.death_banner):
+        for widget in (self.top_bar, self.death_banner, self.notice):
             column.addWidget(widget)
         self.setMenuWidget(top)
         top.installEventFilter(self)
         self.model_page = ModelPage(self.theme, self)
         self.top_bar.loading.cancelled.connect(self.bridge.shutdown)
+        self.top_bar.scheduler.chosen.connect(self._change_scheduler)
         self.death_banner.restart.connect(self.bridge.restart)
         self.model_page.open_folder.connect(self.choose_folder)
         self.model_page.retry.connect(self.bridge.restart)
@@ -199,6 +202,7 @@ class MainWindow(QMainWindow):
         bridge.load_failed.connect(self._load_failed)
         bridge.died.connect(self._died)
         bridge.stepped.connect(self._stepped)
+        bridge.config_refused.connect(self._scheduler_refused)
 
     # Models ------------------------------------------------------------------------------------------------------
 
@@ -216,6 +220,15 @@ class MainWindow(QMainWindow):
         """``starter``, or a folder: loads it in a fresh engine with the other options as they are."""
         self.bridge.start(replace(self.bridge.config, model=model))
 
+    def _change_scheduler(self, knob: str, value: str) -> None:
+        self.notice.expire()
+        self.bridge.reconfigure(replace(self.bridge.config.scheduler, **{knob: value}))
+        self.source.scheduler = self.bridge.config.scheduler
+
+    def _scheduler_refused(self, message: str) -> None:
+        self.source.scheduler = self.bridge.config.scheduler
+        self.notice.say(f"The scheduler stays as it is: {message}.", is_error=True, action=("Close", lambda: None))
+
     def choose_folder(self) -> None:
         folder = QFileDialog.getExistingDirectory(self, "Open a folder with a model")
         if folder:
@@ -228,6 +241,7 @@ class MainWindow(QMainWindow):
             self._guard.begin(self.bridge.config.model)
             self.model_page.hide()
             self.death_banner.hide()
+            self.notice.expire()
             self.top_bar.show_model(None, f"Loading {model_title(self.bridge.config.model)}")
         elif state != "loading":
             self._guard.end()

@@ -1,23 +1,76 @@
-"""The line at the top of the window: what is loaded, the menus, and the gauges that tell how the engine does."""
+"""The line at the top of the window: what is loaded, the menus, the scheduler's knobs, and the gauges that tell how the
+engine does."""
 
 from __future__ import annotations
 
 import time
 
-from PySide6.QtCore import QRectF, Qt
-from PySide6.QtGui import QFontMetrics, QPainter, QPaintEvent
-from PySide6.QtWidgets import QHBoxLayout, QMenu, QToolButton, QWidget
+from PySide6.QtCore import QEvent, QRect, QRectF, QSize, Qt
+from PySide6.QtGui import QFontMetrics, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtWidgets import QHBoxLayout, QMenu, QSizePolicy, QToolButton, QWidget
 
 from app.notices import LoadingNotice
+from app.scheduler_bar import SchedulerBar
 from app.scope.panel import ScopeSource
 from app.theme import PADDING, SPACING, Theme
-from app.widgets import Gauge, label, paint_surface
+from app.widgets import Figure, Gauge, label, paint_surface
 from app.words import seconds_label
 from engine.messages import ModelInfo
 
 MODEL_NAME_PIXELS = 190
 GAUGE_SECONDS = 0.25
 """How often rates and percentiles change at most: figures that never rest cannot be read."""
+
+
+class GaugeRow(QWidget):
+    """Gauges at the right end. Where there is no room for all, whole ones are left out, the least wanted first."""
+
+    BETWEEN = SPACING + 6
+
+    def __init__(self, items: list[QWidget], least_wanted: list[QWidget]) -> None:
+        """items: from left to right."""
+        super().__init__()
+        self._items = items
+        self._least_wanted = least_wanted
+        for item in items:
+            item.setParent(self)
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(0, max(item.sizeHint().height() for item in self._items))
+
+    def sizeHint(self) -> QSize:
+        return QSize(self._width(self._wanted()), self.minimumSizeHint().height())
+
+    def _wanted(self) -> list[QWidget]:
+        return [item for item in self._items if not isinstance(item, Figure) or item.text()]
+
+    def _width(self, shown: list[QWidget]) -> int:
+        return sum(item.sizeHint().width() + self.BETWEEN for item in shown) - self.BETWEEN
+
+    def _arrange(self) -> None:
+        shown = self._wanted()
+        for item in self._least_wanted:
+            if self._width(shown) <= self.width():
+                break
+            if item in shown:
+                shown.remove(item)
+        x = self.width() - self._width(shown)
+        for item in self._items:
+            item.setVisible(item in shown)
+        for item in shown:
+            size = item.sizeHint()
+            item.setGeometry(QRect(x, (self.height() - size.height()) // 2, size.width(), size.height()))
+            x += size.width() + self.BETWEEN
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._arrange()
+
+    def event(self, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.LayoutRequest:
+            self._arrange()
+        return super().event(event)
 
 
 class TopBar(QWidget):
@@ -34,8 +87,13 @@ class TopBar(QWidget):
         self.preempted = Gauge("preempted", "Preemptions since the engine started")
         self.output = Gauge("output", "Output tokens per second, the mean over the steps of the last two seconds")
         self.ttft = Gauge("TTFT p50", "Median time from arrival to first token, of the last minute")
+        self.scheduler = SchedulerBar()
+        self.pending = Figure("muted")
+        """That a discipline takes over, and when."""
         self.loading = LoadingNotice()
-        self.gauges = QWidget()
+        gauges = [self.running, self.waiting, self.kv, self.preempted, self.output, self.ttft]
+        least_wanted = [self.ttft, self.preempted, self.pending, self.output, self.kv, self.waiting, self.running]
+        self.gauges = GaugeRow([self.pending, *gauges], least_wanted)
         self.alive = False
         """Whether there is an engine of which the gauges could tell."""
         row = QHBoxLayout(self)
@@ -45,12 +103,7 @@ class TopBar(QWidget):
         row.addSpacing(4)
         row.addWidget(self.model_button)
         row.addWidget(self.view_button)
-        gauges = QHBoxLayout(self.gauges)
-        gauges.setContentsMargins(0, 0, 0, 0)
-        gauges.setSpacing(SPACING + 6)
-        gauges.addStretch(1)
-        for gauge in (self.running, self.waiting, self.kv, self.preempted, self.output, self.ttft):
-            gauges.addWidget(gauge)
+        row.addWidget(self.scheduler)
         row.addWidget(self.gauges, 1)
         row.addWidget(self.loading, 1)
         theme.changed.connect(self.update)
@@ -99,6 +152,9 @@ class TopBar(QWidget):
         self.waiting.set_text(f"{state.num_waiting:,}" if known else "–")
         self.kv.set_text(_share(state.kv_usage) if known else "–")
         self.preempted.set_text(f"{state.totals.preemptions:,}" if known else "–")
+        self.scheduler.refresh(state, self._source.scheduler, alive=known)
+        after = state.pending_discipline if known else ""
+        self.pending.say(f"→ {after} when the batch has drained" if after else "")
 
     def _refresh_rates(self) -> None:
         self._changed_at = time.perf_counter()

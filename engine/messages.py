@@ -195,10 +195,16 @@ class TokenCount(Reply, frozen=True):
     error: str = ""
 
 
+class ConfigRefused(Reply, frozen=True):
+    """A :class:`Reconfigure` that changes nothing; what is accepted is told by the step records."""
+
+    message: str
+
+
 class Failed(Reply, frozen=True):
     """The engine cannot go on (out of memory in a step, a device fault); the process ends after this."""
 
     message: str
 
 
-AnyReply = Hello | Loading | Ready | LoadFailed | Output | Frame | TokenCount | Failed
+AnyReply = Hello | Loading | Ready | LoadFailed | Output | Frame | TokenCount | ConfigRefused | Failed

@@ -343,6 +343,7 @@ class RunState:
     def _reconfigure(self, event: Reconfigured, record: StepRecord) -> None:
         self.discipline, self.pending_discipline = event.discipline, event.pending_discipline
         self.order, self.preemption = event.order, event.preemption
+        self.max_num_seqs = event.max_num_seqs or self.max_num_seqs
 
     def _reject(self, event: Rejected, record: StepRecord) -> None:
         self.ledger.append(LedgerEntry(record.step, record.time, event))

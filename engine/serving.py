@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from engine.config import DEFAULT_CHAT_MAX_TOKENS
+from engine.config import DEFAULT_CHAT_MAX_TOKENS, ConfigError, SchedulerConfig
 from engine.events import Keyframe, StepRecord
 from engine.failures import describe
 from engine.messages import (
@@ -19,13 +19,15 @@ from engine.messages import (
     Abort,
     AckFrame,
     AddRequest,
+    ConfigRefused,
     CountTokens,
     Frame,
+    Reconfigure,
     Shutdown,
     TokenCount,
 )
 from engine.request import RequestError
-from engine.wire import BadRequest, Incoming
+from engine.wire import BadConfig, BadRequest, Incoming
 from engine.workload import ShapeError, synthetic_prompt
 
 if TYPE_CHECKING:
@@ -157,10 +159,20 @@ class EngineLoop:
                 self._frames.acknowledge(number)
             case CountTokens():
                 self._send(self._count_tokens(command))
+            case Reconfigure(scheduler=scheduler):
+                self._reconfigure(scheduler)
+            case BadConfig(message=message):
+                self._send(ConfigRefused(message))
             case BadRequest(request_id=request_id, message=message):
                 self.core.reject(request_id, message)
             case _:
                 print(f"{type(command).__name__} is ignored: a model is loaded already", file=sys.stderr, flush=True)
+
+    def _reconfigure(self, scheduler: SchedulerConfig) -> None:
+        try:
+            self.core.reconfigure(scheduler)
+        except ConfigError as error:
+            self._send(ConfigRefused(str(error)))
 
     def _add(self, request_id: int) -> None:
         """Hand an arriving request to the core; nothing where there is none of that id."""

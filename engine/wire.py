@@ -38,7 +38,7 @@ class BadRequest(msgspec.Struct, frozen=True):
 
 
 class BadConfig(msgspec.Struct, frozen=True):
-    """A ``LoadModel`` with an impossible knob."""
+    """A ``LoadModel`` or a ``Reconfigure`` with an impossible knob."""
 
     message: str
 
@@ -105,7 +105,7 @@ def read_command(payload: bytes) -> Incoming | None:
     match _as_mapping(payload):
         case {"command": "AddRequest", "request_id": int(request_id)}:
             return BadRequest(request_id, reason)
-        case {"command": "LoadModel"}:
+        case {"command": "LoadModel" | "Reconfigure"}:
             return BadConfig(reason)
     print(f"a command cannot be read and is ignored: {reason}", file=sys.stderr, flush=True)
     return None

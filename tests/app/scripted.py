@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from engine.client import EngineDied
-from engine.config import EngineConfig, SchedulerConfig
+from engine.config import ConfigError, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.messages import (
     Abort,
@@ -19,6 +19,7 @@ from engine.messages import (
     AddRequest,
     AnyReply,
     Command,
+    ConfigRefused,
     CountTokens,
     Hello,
     LoadFailed,
@@ -26,6 +27,7 @@ from engine.messages import (
     ModelInfo,
     Output,
     Ready,
+    Reconfigure,
     TokenCount,
 )
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
@@ -114,6 +116,11 @@ class ScriptedClient:
         elif isinstance(command, AckFrame):
             self._frames.acknowledge(command.number)
             self._send_frame()
+        elif isinstance(command, Reconfigure):
+            try:
+                self.core.reconfigure(command.scheduler)
+            except ConfigError as error:
+                self.deliver(ConfigRefused(str(error)))
         elif isinstance(command, CountTokens):
             self.deliver(TokenCount(command.query_id, sum(len(m.content) // 4 for m in command.messages)))
 
