@@ -65,6 +65,7 @@ class KnobButton(QToolButton):
             action.triggered.connect(lambda _=False, value=value: self._choose(value))
             group.addAction(action)
             self.actions_by_value[value] = action
+        menu.aboutToShow.connect(lambda: menu.setActiveAction(group.checkedAction()))  # where the keys begin
         self.setMenu(menu)
         self.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)

@@ -83,6 +83,10 @@ class ScriptedClient:
 
     def start(self) -> None:
         self._arrived.clear()
+
+    def load(self, config: EngineConfig) -> None:
+        self.loaded.append(config)
+        self.scheduler = config.scheduler
         self.runner = TimedRunner(self.block_size)
         self.core = EngineCore(
             self.runner,
@@ -96,9 +100,6 @@ class ScriptedClient:
             clock=lambda: self.runner.now,
         )
         self._frames = FrameStream(self.core.keyframe)
-
-    def load(self, config: EngineConfig) -> None:
-        self.loaded.append(config)
         self.deliver(Hello(1, 4242))
 
     def next_request_id(self) -> int:

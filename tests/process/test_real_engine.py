@@ -22,11 +22,13 @@ from engine.messages import (
     AckFrame,
     AddRequest,
     ChatMessage,
+    ConfigRefused,
     CountTokens,
     Frame,
     LoadFailed,
     Output,
     Ready,
+    Reconfigure,
     TokenCount,
 )
 from engine.request import SamplingParams
@@ -194,6 +196,48 @@ def test_stop_and_send_at_once_fifty_times(engine: tuple[Listener, Ready]) -> No
         assert tokens == expected
         after = listener.outputs(stopped)
         assert [output.finish_reason for output in after].index("abort") == len(after) - 1
+
+
+def test_the_scheduler_is_changed_while_it_runs(model: Path) -> None:
+    with EngineClient() as client:
+        client.start()
+        client.load(config_for(model))
+        listener = Listener(client)
+        ready = listener.wait_ready()
+        assert (ready.keyframe.discipline, ready.keyframe.order) == ("vllm", "fcfs")
+        state = RunState()
+        state.restore(ready.keyframe)
+
+        def change(**knobs: object) -> None:
+            scheduler = config_for(model).scheduler
+            for name, value in knobs.items():  # unchecked: a bad one is the engine's to refuse
+                object.__setattr__(scheduler, name, value)
+            client.send(Reconfigure(scheduler))
+
+        def told(wanted: Callable[[RunState], bool]) -> None:
+            def folded(arrival: object) -> bool:
+                for record in arrival.records if isinstance(arrival, Frame) else ():
+                    state.apply(record)
+                return wanted(state)
+
+            listener.wait(folded)
+
+        change(order="fair")  # with nothing to compute
+        told(lambda s: s.order == "fair")
+        running = ask(listener, greedy(200), prompt="runs on")
+        told(lambda s: running in s.requests and s.requests[running].output_tokens > 2)
+        change(discipline="static", order="fair")
+        told(lambda s: s.pending_discipline == "static")
+        assert state.discipline == "vllm"
+        later = ask(listener, greedy(20), prompt="of the batch")
+        told(lambda s: s.discipline == "static")
+        assert running not in state.requests, "the batch had not drained"
+        told(lambda s: later not in s.requests and len(s.batches) == 1)
+        assert len(listener.token_ids(running)) == 200 and len(listener.token_ids(later)) == 20
+        for bad, words in (({"speculative": "draft:/no/such"}, "draft model"), ({"order": "none"}, "order is 'none'")):
+            change(**bad)
+            assert words in listener.wait_for(ConfigRefused).message
+        assert listener.wait_finished(ask(listener, greedy(2), prompt="still here")).finish_reason == "length"
 
 
 def test_counts_are_right_for_a_window_that_drops_frames(model: Path) -> None:
