@@ -241,9 +241,11 @@ class EngineCore:
         room = self._scheduler.room()
         left = self._scheduler.settle({plan.requests[row]: reason for row, reason in update.ended.items()})
         given = self._outputs(plan, update, result, texts, errors, ended_at)
+        gone = list(left)
         for request in left:
             given += self._forget(request, ended_at, errors)
-        outputs += self._withheld.pass_on(given, left, ended_at, holding=self._scheduler.discipline.withholds_answers)
+            gone += request.branches
+        outputs += self._withheld.pass_on(given, gone, ended_at, holding=self._scheduler.discipline.withholds_answers)
         self._last_plan = plan
         return StepResult(self._record(began, timings, (plan, result, update), room), outputs)
 

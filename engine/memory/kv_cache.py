@@ -159,8 +159,10 @@ class KVCacheManager:
         if parent is not None and parent.status is RequestStatus.RUNNING:
             # At least one token is left to compute: its logits are what the answer is drawn from.
             common = min(parent.num_computed_tokens, request.num_prompt_tokens, len(request.token_ids) - 1)
+            full, rest = divmod(common, self.block_size)
+            if rest and parent.block_ids[full] in self._arriving:  # copies are done before blocks come from the host
+                common, rest = full * self.block_size, 0
             if common > cached:
-                full, rest = divmod(common, self.block_size)
                 return Joining(common, parent.block_ids[:full], parent.block_ids[full] if rest else 0)
         return Joining(cached, hits)
 
@@ -230,7 +232,7 @@ class KVCacheManager:
             self.pool.release(blocks)
             self._events.append(BlocksFreed(request.request_id, blocks))
             if self._arriving and not self._arriving.isdisjoint(blocks):
-                self._cancel_arrivals(set(blocks))
+                self._cancel_arrivals({block for block in blocks if self.pool.ref_counts[block] == 0})
         request.block_ids = []
         request.num_computed_tokens = request.capacity = 0
         request.cache_edge = self.block_size if self.prefix_cache else _NEVER

@@ -119,7 +119,7 @@ class Planner(Discipline):
         self, running: Sequence[Request], ended: list[Request], totals: StepTotals, events: list[AnyEvent]
     ) -> list[Request]:
         batch = self._batch
-        if batch is None or any(request.status is not RequestStatus.ENDED for request in running):
+        if batch is None or not running or any(request.status is not RequestStatus.ENDED for request in running):
             return []
         rows = [(batch.lengths[request], len(request.token_ids) - batch.lengths[request]) for request in running]
         size, longest, most = len(rows), max(p for p, _ in rows), max(o for _, o in rows)
