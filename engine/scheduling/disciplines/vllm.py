@@ -130,6 +130,7 @@ class Planner(Discipline):
         holder = desk.waiting.last_holder() if not desk.running else None
         if holder is not None:
             desk.drop_swapped(holder, "nobody runs, and the blocks it shares are needed")
+            desk.deferred = None  # the head is looked at once more in this step
         return holder is not None
 
     def _find_room(
