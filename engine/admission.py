@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
+import numpy as np
+
 from engine.request import SamplingParams
 
 
@@ -44,8 +46,7 @@ class EngineLimits:
             if not ids:
                 continue
             try:
-                array("I", ids)
-                fits = max(ids) < self.vocab_size
+                fits = int(np.frombuffer(array("I", ids), np.uintc).max()) < self.vocab_size
             except (OverflowError, TypeError):  # negative, beyond 32 bits, or no integer
                 fits = False
             if not fits:

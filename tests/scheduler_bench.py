@@ -17,7 +17,7 @@ import json
 import statistics
 import time
 from collections.abc import Iterable
-from functools import partial
+from functools import cache, partial
 
 from rich.console import Console
 from rich.table import Table
@@ -34,6 +34,7 @@ from tests.scheduler_cases import (
     BLOCK_SIZE,
     MAX_MODEL_LEN,
     VOCAB_SIZE,
+    Case,
     Make,
     Samples,
     Setup,
@@ -67,6 +68,12 @@ ELSEWHERE = {
 """µs of vLLM, Transformers, nano-vllm, prefix cache on."""
 
 
+@cache
+def params_of(max_tokens: int) -> SamplingParams:
+    """What a client sends: none of the scheduler's work."""
+    return SamplingParams(max_tokens=max_tokens)
+
+
 def answers(output: SchedulerOutput) -> ModelRunnerOutput:
     return ModelRunnerOutput([[ANSWER_TOKEN] if sampled else [] for sampled in output.samples], [])
 
@@ -95,7 +102,7 @@ class CoreSubject:
         return result
 
     def add(self, request_id: int, prompt: list[int], max_tokens: int) -> None:
-        self._core.add_request(request_id, prompt, SamplingParams(max_tokens=max_tokens))
+        self._core.add_request(request_id, prompt, params_of(max_tokens))
 
     def step(self) -> Step:
         self._executing = 0.0
@@ -132,7 +139,7 @@ class SchedulerSubject:
         return self._scheduler.counters.preemptions
 
     def add(self, request_id: int, prompt: list[int], max_tokens: int) -> None:
-        request = Request(request_id, prompt, SamplingParams(max_tokens=max_tokens), max_tokens=max_tokens)
+        request = Request(request_id, prompt, params_of(max_tokens), max_tokens=max_tokens)
         self._requests[request_id] = request
         self._scheduler.memory.prepare(request)
         self._scheduler.add(request)
@@ -172,12 +179,17 @@ def makers(discipline: str, order: str) -> dict[str, Make]:
     }
 
 
+def applies(case: Case, discipline: str) -> bool:
+    if case.needs_prefix_hits and discipline == "static":  # which does not look for any
+        return False
+    return not case.needs_preemption or make_discipline(SchedulerConfig(discipline=discipline)).preempts
+
+
 def measure(options: argparse.Namespace) -> dict[tuple[str, str], dict[str, Samples]]:
     """(discipline, column) → case → samples; the passes of all columns alternate."""
     runs = {}
     for discipline in options.disciplines:
-        preempts = make_discipline(SchedulerConfig(discipline=discipline)).preempts
-        chosen = [case for case in cases() if options.only in case.name and (preempts or not case.needs_preemption)]
+        chosen = [case for case in cases() if options.only in case.name and applies(case, discipline)]
         for column, make in makers(discipline, options.order).items():
             runs[discipline, column] = partial(run_pass, make, chosen)
     if options.vllm:

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +72,14 @@ class VllmSubject:
 
         self.num_preemptions = 0
         self._scheduler: Any = make_scheduler(folder, setup)
-        self._params, self._request, self._aborted = SamplingParams, Request, RequestStatus.FINISHED_ABORTED
+        self._params = cache(lambda n: SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True))
+        self._request, self._aborted = Request, RequestStatus.FINISHED_ABORTED
         hash_function = get_hash_fn_by_name("sha256")
         init_none_hash(hash_function)
         self._hasher = get_request_block_hasher(BLOCK_SIZE, hash_function)
 
     def add(self, request_id: int, prompt: list[int], max_tokens: int) -> None:
-        params = self._params(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
+        params = self._params(max_tokens)
         self._scheduler.add_request(self._request(str(request_id), prompt, params, None, block_hasher=self._hasher))
 
     def step(self) -> Step:

@@ -28,7 +28,6 @@ PROMPT_TOKENS = 1_024
 FREED_TOKENS = 2_048
 TIGHT_TOKENS = 753
 """To 768: 48 blocks. 256 requests take 16 blocks a step, and one that yields gives 48 back: every third step."""
-TIGHT_STEPS = 72
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,27 +79,28 @@ class Case:
     name: str
     measure: Callable[[Make], Samples]
     needs_preemption: bool = False
+    needs_prefix_hits: bool = False
 
 
 def cases() -> list[Case]:
-    def decode(name: str, running: int, waiting: int = 0, num_blocks: int = 100_000) -> Case:
-        return Case(name, lambda make: _decode(make, running, waiting, num_blocks))
+    def steps(name: str, running: int, waiting: int = 0, num_blocks: int = 100_000) -> Case:
+        return Case(name, lambda make: decode(make, running, waiting, num_blocks))
 
     return [
         *(
             case
             for running in (32, 256)
             for case in (
-                decode(f"{running} running", running),
-                decode(f"{running} running, 1,000 blocks", running, num_blocks=1_000),
-                *(decode(f"{running} running, {n:,} waiting", running, n) for n in (1_000, 10_000, 100_000)),
+                steps(f"{running} running", running),
+                steps(f"{running} running, 1,000 blocks", running, num_blocks=1_000),
+                *(steps(f"{running} running, {n:,} waiting", running, n) for n in (1_000, 10_000, 100_000)),
             )
         ),
-        Case("256 running, tight pool", _decode_in_tight_pool, needs_preemption=True),
-        Case("add and start 1,024 tokens", lambda make: _start_prompts(make, cached=False)),
-        Case("the same, whole hit", lambda make: _start_prompts(make, cached=True)),
-        Case("end 2,048 tokens", _end_requests),
-        Case("100,000 requests, whole", _run_many),
+        Case("256 running, tight pool", decode_in_tight_pool, needs_preemption=True),
+        Case("add and start 1,024 tokens", lambda make: start_prompts(make, cached=False)),
+        Case("the same, whole hit", lambda make: start_prompts(make, cached=True), needs_prefix_hits=True),
+        Case("end 2,048 tokens", end_requests),
+        Case("100,000 requests, whole", run_many),
     ]
 
 
@@ -125,7 +125,7 @@ def _subject(make: Make, setup: Setup) -> Iterator[Subject]:
         gc.unfreeze()
 
 
-def _decode(make: Make, running: int, waiting: int, num_blocks: int, rounds: int = 6) -> Samples:
+def decode(make: Make, running: int, waiting: int, num_blocks: int, rounds: int = 6) -> Samples:
     """Steps in which all running requests decode. Their lengths differ by up to a block, so that in every step one in
     16 takes a block and registers another."""
     samples = Samples()
@@ -151,7 +151,7 @@ def _decode(make: Make, running: int, waiting: int, num_blocks: int, rounds: int
     return samples
 
 
-def _decode_in_tight_pool(make: Make, running: int = 256) -> Samples:
+def decode_in_tight_pool(make: Make, running: int = 256, steps: int = 72) -> Samples:
     samples = Samples()
     with _subject(make, Setup(running, running * -(-TIGHT_TOKENS // BLOCK_SIZE))) as subject:
         for request_id in range(1, running + 1):
@@ -159,16 +159,16 @@ def _decode_in_tight_pool(make: Make, running: int = 256) -> Samples:
         while subject.num_preemptions == 0:
             subject.step()
         before, rows = subject.num_preemptions, 0
-        for _ in range(TIGHT_STEPS):
+        for _ in range(steps):
             step = subject.step()
             samples.seconds.append(step.seconds)
             rows += step.rows
-        samples.counts["preemptions_per_step"] = [(subject.num_preemptions - before) / TIGHT_STEPS]
-        samples.counts["mean_running"] = [rows / TIGHT_STEPS]
+        samples.counts["preemptions_per_step"] = [(subject.num_preemptions - before) / steps]
+        samples.counts["mean_running"] = [rows / steps]
     return samples
 
 
-def _start_prompts(make: Make, *, cached: bool, count: int = 256, rounds: int = 3) -> Samples:
+def start_prompts(make: Make, *, cached: bool, count: int = 256, rounds: int = 3) -> Samples:
     """Seconds per request of adding ``count`` prompts and of the one step that computes them."""
     samples = Samples()
     with _subject(make, Setup(count, 100_000)) as subject:
@@ -196,7 +196,7 @@ def _start(subject: Subject, ids: range, prompts: list[list[int]]) -> tuple[floa
     return seconds + step.seconds, step
 
 
-def _end_requests(make: Make, count: int = 256, rounds: int = 3) -> Samples:
+def end_requests(make: Make, count: int = 256, rounds: int = 3) -> Samples:
     samples = Samples()
     with _subject(make, Setup(count, 100_000)) as subject:
         for turn in range(rounds):
@@ -211,7 +211,7 @@ def _end_requests(make: Make, count: int = 256, rounds: int = 3) -> Samples:
     return samples
 
 
-def _run_many(make: Make, count: int = 100_000, warm_up: int = 20_000, batch: int = 256) -> Samples:
+def run_many(make: Make, count: int = 100_000, warm_up: int = 20_000, batch: int = 256) -> Samples:
     """Requests of up to two blocks and two output tokens; what memory grows by after the first ``warm_up``."""
     samples = Samples()
     with _subject(make, Setup(batch, 10_000)) as subject:

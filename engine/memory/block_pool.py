@@ -55,35 +55,41 @@ class BlockPool:
 
         Those among them that were cached until now are appended to ``evicted``, the longest unused first.
         """
-        free = self._free
+        free, ref_counts = self._free, self.ref_counts
         if count > len(free) + len(self._cached):
             raise OutOfBlocksError(f"{count} blocks were asked for and {self.num_available} are available")
-        blocks = [free.pop() for _ in range(min(count, len(free)))]
+        split = max(len(free) - count, 0)
+        blocks = free[split:]
+        blocks.reverse()
+        del free[split:]
         for _ in range(count - len(blocks)):
             block, _ = self._cached.popitem(last=False)
             self._forget(block)
             evicted.append(block)
             blocks.append(block)
         for block in blocks:
-            self.ref_counts[block] = 1
+            ref_counts[block] = 1
         return blocks
 
-    def share(self, block: int) -> None:
-        """One reference more to a block that is referenced or cached."""
-        if self.ref_counts[block] == 0:
-            del self._cached[block]
-        self.ref_counts[block] += 1
+    def share(self, blocks: Sequence[int]) -> None:
+        """One reference more to each of ``blocks``, which are referenced or cached."""
+        ref_counts, cached = self.ref_counts, self._cached
+        for block in blocks:
+            if ref_counts[block] == 0:
+                del cached[block]
+            ref_counts[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
         """Take one reference from each block of a table, last block first: a sequence's tail is evicted before its
         head, which more requests begin with."""
+        ref_counts, digests, free, cached = self.ref_counts, self.digests, self._free, self._cached
         for block in reversed(blocks):
-            self.ref_counts[block] -= 1
-            if self.ref_counts[block] == 0:
-                if self.digests[block] is None:
-                    self._free.append(block)
+            count = ref_counts[block] = ref_counts[block] - 1
+            if count == 0:
+                if digests[block] is None:
+                    free.append(block)
                 else:
-                    self._cached[block] = None
+                    cached[block] = None
 
     def find(self, digest: bytes) -> int | None:
         """The block with this content, referenced or cached."""

@@ -19,7 +19,7 @@ others share stay where they are, and it goes on referring to them.
 
 from __future__ import annotations
 
-from array import array
+import struct
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +41,7 @@ from engine.memory.swap_pool import SwapPool
 from engine.request import Request, RequestStatus
 
 DIGEST_BYTES = 16
+TOKEN_BYTES = struct.calcsize("I")
 _NEVER = 2**63 - 1
 
 
@@ -113,9 +114,8 @@ class KVCacheManager:
 
     def _extend_digests(self, request: Request, num_full_blocks: int) -> None:
         digests, size = request.block_hashes, self.block_size
-        first = len(digests)
-        tokens = array("I", request.token_ids[first * size : num_full_blocks * size])
-        data, stride = tokens.tobytes(), size * tokens.itemsize
+        tokens = request.token_ids[len(digests) * size : num_full_blocks * size]
+        data, stride = struct.pack(f"{len(tokens)}I", *tokens), size * TOKEN_BYTES
         parent = digests[-1] if digests else self._root
         for start in range(0, len(data), stride):
             content = self._empty_hash.copy()
@@ -173,7 +173,7 @@ class KVCacheManager:
         if request.status is RequestStatus.SWAPPED:
             return max(total - len(request.block_ids), 0) + len(request.host_blocks)
         ref_counts = self.pool.ref_counts
-        idle_hits = sum(1 for block in joining.blocks if ref_counts[block] == 0)
+        idle_hits = [ref_counts[block] for block in joining.blocks].count(0)
         return max(total - len(joining.blocks), 0) + idle_hits
 
     def join(self, request: Request, joining: Joining, num_tokens: int) -> bool:
@@ -182,8 +182,7 @@ class KVCacheManager:
         if request.status is RequestStatus.SWAPPED:
             return self._swap_in(request, num_tokens)
         size, shared = self.block_size, list(joining.blocks)
-        for block in shared:  # first, so that taking blocks does not evict them
-            self.pool.share(block)
+        self.pool.share(shared)  # first, so that taking blocks does not evict them
         new = self._take(request, max(self.blocks_for(num_tokens) - len(shared), 0))
         if new is None:
             self.pool.release(shared)

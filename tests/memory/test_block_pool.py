@@ -52,7 +52,7 @@ def test_a_touched_block_is_not_given_away() -> None:
     for block in blocks:
         pool.register(block, bytes([block]))
     pool.release(blocks)
-    pool.share(blocks[2])  # the one that would go first
+    pool.share([blocks[2]])  # the one that would go first
     assert blocks[2] not in take(pool, 2)
     with pytest.raises(OutOfBlocksError):
         take(pool, 1)
@@ -111,7 +111,7 @@ def test_random_operations_against_a_model(seed: int) -> None:
         elif known:
             digest = rng.choice(list(known))
             assert pool.find(digest) == known[digest]
-            pool.share(known[digest])
+            pool.share([known[digest]])
             tables.append([known[digest]])
         if operation % 50 == 0:
             pool.check(Counter(block for table in tables for block in table))

@@ -505,10 +505,3 @@ def test_a_step_costs_the_same_however_much_is_cached() -> None:
 
     # In the full pool the new block is an evicted one: a few calls more, not 50,000.
     assert calls(52) <= calls(1) + 20
-
-
-def test_the_scheduler_benchmark_measures_decodes() -> None:
-    from tests import scheduler_bench
-
-    assert len(scheduler_bench.measure_steps(running=3, waiting=2, steps=4)) == 4
-    assert all(seconds > 0 for seconds in scheduler_bench.measure_add(64, 3))
