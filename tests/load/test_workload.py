@@ -287,9 +287,39 @@ def test_the_promised_scenarios_are_there() -> None:
     assert len(load_scenario("conversation").build().requests) == 96
 
 
+def test_the_scenarios_of_the_claims_are_what_they_say() -> None:
+    spread = load_scenario("spread").build().requests
+    totals = [r.prompt_tokens + r.output_tokens for r in spread]
+    assert (min(totals), max(totals)) == (20, 2048)
+    longest = max(r.prompt_tokens for r in spread) + max(r.output_tokens for r in spread) - 1
+    assert sum(totals) / (len(totals) * max(totals)) < 0.2
+    assert sum(total - 1 for total in totals) / (len(totals) * longest) < 0.2
+    assert load_scenario("spread").engine.config().scheduler.max_num_seqs == len(spread), "one batch"
+    short = load_scenario("short-answers").build()
+    outputs = np.array([r.output_tokens for r in short.requests])
+    assert short.open_loop and len(short.requests) >= 500
+    assert np.median(outputs) == pytest.approx(8, abs=1) and 0.002 < np.mean(outputs > 80) < 0.02
+    curve = load_scenario("batch-curve").build().requests
+    assert len({(r.prompt_tokens, r.output_tokens) for r in curve}) == 1 and len(curve) == 32
+
+
+def test_the_scenarios_of_the_engine_s_parts_are_what_they_say() -> None:
+    shared = [r.synthetic_ids(1_000) for r in load_scenario("shared-prompt").build().requests]
+    assert len({tuple(ids[:512]) for ids in shared}) == 1
+    assert len({tuple(ids) for ids in shared}) == len(shared)
+    noisy = load_scenario("noisy-neighbour").build()
+    users = [r.user for r in noisy.requests]
+    assert noisy.open_loop and users.count("noisy") > 5 * users.count("quiet") > 0
+    long = load_scenario("long-prompt").build().requests
+    assert {r.user for r in long} == {"decoding", "long"}
+    assert all((r.prompt_tokens >= 1_500) == (r.user == "long") == (r.arrival_s > 0) for r in long)
+    for request in load_scenario("repetitive").build().requests:
+        assert request.prompt[-12:-1] in request.prompt[:-12] or request.prompt.count("\n") > 3
+
+
 def test_an_unknown_scenario_names_the_known_ones() -> None:
     with pytest.raises(
-        UnknownScenarioError, match=r"'rushhour'; give one of .*rush-hour, or the path of a \.toml file"
+        UnknownScenarioError, match=r"'rushhour'; give one of .*rush-hour, .*or the path of a \.toml file"
     ):
         load_scenario("rushhour")
 
