@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import add
 
 from engine.events import RowKind
 from engine.memory.kv_cache import KVCacheManager
@@ -32,59 +33,62 @@ def take_results(
 ) -> StepUpdate:
     """Bring the requests of ``output`` up to date. Stale rows and rows in error keep nothing."""
     counters.steps += 1
-    ends = [start + count for start, count in zip(output.starts, output.num_new_tokens, strict=True)]
+    ends = list(map(add, output.starts, output.num_new_tokens))
     update = StepUpdate(list(result.token_ids), ends)
-    dropped = _dropped_rows(output, result, update)
-    for row, (request, kind, end, sampled) in enumerate(
-        zip(output.requests, output.kinds, ends, result.token_ids, strict=True)
-    ):
-        if (dropped and row in dropped) or kind == _PADDING:
-            ends[row] = request.num_computed_tokens
-            continue
+    kinds = _kinds_that_count(output, result, update)
+    rows = range(len(ends))
+    for row, request, kind, end, sampled in zip(rows, output.requests, kinds, ends, result.token_ids, strict=True):
         tokens = request.token_ids
-        request.num_computed_tokens = end
         if kind != _DECODE:
+            if kind == _PADDING:
+                ends[row] = request.num_computed_tokens
+                continue
             _count_prefill(counters, request, output.starts[row], end)
             if sampled and len(tokens) == request.num_prompt_tokens:
                 update.first_rows.append(row)
-        for token in sampled:
-            tokens.append(token)
-            if token in request.stop_token_ids or len(tokens) >= request.length_limit:
-                reason = _end_reason(request, token)
-                if reason is not None:
-                    update.ended[row] = reason
-                    update.new_tokens[row] = sampled[: len(tokens) - end]
-                    break
+        tokens += sampled
+        if len(tokens) >= request.length_limit or not request.stop_token_ids.isdisjoint(sampled):
+            _end_answer(request, row, update)
         if len(sampled) > 1:
             # The accepted drafts have been computed too; the token behind the last of them has not.
             end = ends[row] = min(end + len(sampled) - 1, len(tokens))
-            request.num_computed_tokens = end
+        request.num_computed_tokens = end
         if end >= request.cache_edge:
             memory.register_full_blocks(request)
     _count(counters, output, result, update)
     return update
 
 
-def _end_reason(request: Request, token: int) -> FinishReason | None:
-    """Why ``token``, which has just been appended, ends the request; None if it does not."""
-    length = len(request.token_ids)
-    if token in request.stop_token_ids and length >= request.min_length:
-        return FinishReason.STOP
-    return FinishReason.LENGTH if length >= request.length_limit else None
+def _end_answer(request: Request, row: int, update: StepUpdate) -> None:
+    """Look for the end among the tokens just appended, and take back what is behind it."""
+    tokens, sampled = request.token_ids, update.new_tokens[row]
+    for length, token in enumerate(sampled, start=len(tokens) - len(sampled) + 1):
+        if token in request.stop_token_ids and length >= request.min_length:
+            update.ended[row] = FinishReason.STOP
+        elif length >= request.length_limit:
+            update.ended[row] = FinishReason.LENGTH
+        else:
+            continue
+        update.new_tokens[row] = sampled[: len(sampled) - (len(tokens) - length)]
+        del tokens[length:]
+        return
 
 
-def _dropped_rows(output: SchedulerOutput, result: ModelRunnerOutput, update: StepUpdate) -> set[int]:
-    """Rows that give nothing: stale ones, and those in error, which end their request."""
+def _kinds_that_count(output: SchedulerOutput, result: ModelRunnerOutput, update: StepUpdate) -> list[int]:
+    """The rows' kinds. Those that give nothing are as good as padding: stale ones, and those in error, which end their
+    request."""
     epochs = [request.epoch for request in output.requests]
     if epochs == output.epochs and not result.errors:
-        return set()
-    dropped = {row for row, epoch in enumerate(output.epochs) if epoch != epochs[row]}
-    for row in result.errors.keys() - dropped:
-        update.ended[row] = FinishReason.ERROR
-        dropped.add(row)
-    for row in dropped:
-        update.new_tokens[row] = []
-    return dropped
+        return output.kinds
+    kinds = output.kinds.copy()
+    for row, epoch in enumerate(output.epochs):
+        stale = epoch != epochs[row]
+        if row in result.errors and not stale:
+            update.ended[row] = FinishReason.ERROR
+        if stale or row in result.errors:
+            update.new_tokens[row] = []
+            kinds[row] = _PADDING
+    return kinds
 
 
 def _count_prefill(counters: Counters, request: Request, start: int, end: int) -> None:
