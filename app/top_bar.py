@@ -4,6 +4,7 @@ engine does."""
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 from PySide6.QtCore import QEvent, QRect, QRectF, QSize, Qt
 from PySide6.QtGui import QFontMetrics, QPainter, QPaintEvent, QResizeEvent
@@ -23,15 +24,15 @@ GAUGE_SECONDS = 0.25
 
 
 class GaugeRow(QWidget):
-    """Gauges at the right end. Where there is no room for all, whole ones are left out, the least wanted first."""
+    """Gauges at the right end. Where there is no room for all, the most wanted ones have it."""
 
     BETWEEN = SPACING + 6
 
-    def __init__(self, items: list[QWidget], least_wanted: list[QWidget]) -> None:
-        """items: from left to right."""
+    def __init__(self, items: list[QWidget], most_wanted: list[QWidget]) -> None:
+        """The same items twice: from left to right, and the most wanted first."""
         super().__init__()
         self._items = items
-        self._least_wanted = least_wanted
+        self._most_wanted = most_wanted
         for item in items:
             item.setParent(self)
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
@@ -40,28 +41,24 @@ class GaugeRow(QWidget):
         return QSize(0, max(item.sizeHint().height() for item in self._items))
 
     def sizeHint(self) -> QSize:
-        return QSize(self._width(self._wanted()), self.minimumSizeHint().height())
+        return QSize(self._width(self._items), self.minimumSizeHint().height())
 
-    def _wanted(self) -> list[QWidget]:
-        return [item for item in self._items if not isinstance(item, Figure) or item.text()]
-
-    def _width(self, shown: list[QWidget]) -> int:
+    def _width(self, shown: Collection[QWidget]) -> int:
         return sum(item.sizeHint().width() + self.BETWEEN for item in shown) - self.BETWEEN
 
     def _arrange(self) -> None:
-        shown = self._wanted()
-        for item in self._least_wanted:
-            if self._width(shown) <= self.width():
-                break
-            if item in shown:
-                shown.remove(item)
+        shown: set[QWidget] = set()
+        for item in self._most_wanted:
+            silent = isinstance(item, Figure) and not item.text()
+            if not silent and self._width({*shown, item}) <= self.width():
+                shown.add(item)
         x = self.width() - self._width(shown)
         for item in self._items:
             item.setVisible(item in shown)
-        for item in shown:
-            size = item.sizeHint()
-            item.setGeometry(QRect(x, (self.height() - size.height()) // 2, size.width(), size.height()))
-            x += size.width() + self.BETWEEN
+            if item in shown:
+                size = item.sizeHint()
+                item.setGeometry(QRect(x, (self.height() - size.height()) // 2, size.width(), size.height()))
+                x += size.width() + self.BETWEEN
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -92,8 +89,8 @@ class TopBar(QWidget):
         """That a discipline takes over, and when."""
         self.loading = LoadingNotice()
         gauges = [self.running, self.waiting, self.kv, self.preempted, self.output, self.ttft]
-        least_wanted = [self.ttft, self.preempted, self.pending, self.output, self.kv, self.waiting, self.running]
-        self.gauges = GaugeRow([self.pending, *gauges], least_wanted)
+        most_wanted = [self.running, self.waiting, self.kv, self.output, self.pending, self.preempted, self.ttft]
+        self.gauges = GaugeRow([self.pending, *gauges], most_wanted)
         self.alive = False
         """Whether there is an engine of which the gauges could tell."""
         row = QHBoxLayout(self)

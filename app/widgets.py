@@ -27,7 +27,7 @@ PATTERN_BRUSHES: dict[str, Qt.BrushStyle] = {
     "hatch": Qt.BrushStyle.BDiagPattern,
     "weave": Qt.BrushStyle.DiagCrossPattern,
     "stripe": Qt.BrushStyle.HorPattern,
-    "checker": Qt.BrushStyle.Dense4Pattern,
+    "checker": Qt.BrushStyle.Dense6Pattern,
 }
 """Patterns that are drawn onto a filled area, however large."""
 

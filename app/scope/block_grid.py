@@ -3,10 +3,10 @@
 A cell is ``pitch`` device pixels wide and high, its gap on the right and at the bottom included. The picture is kept
 and only cells whose look has changed are painted again::
 
-    free        cached       referenced    shared         selected
-    ▒▒▒▒▒▒      ·    ·       ██████        ████◣ ▏        ┏━━━━┓
-    ▒▒▒▒▒▒       ▒▒▒▒        ██████        ██████         ┃████┃
-    ▒▒▒▒▒▒      ·    ·       ██████        ██████         ┗━━━━┛
+    free        cached       reserved      referenced    shared         selected
+    ▒▒▒▒▒▒      ·    ·       ▞ ▞ ▞ ▞       ██████        ████◣ ▏        ┏━━━━┓
+    ▒▒▒▒▒▒       ▒▒▒▒         ▞ ▞ ▞        ██████        ██████         ┃████┃
+    ▒▒▒▒▒▒      ·    ·       ▞ ▞ ▞ ▞       ██████        ██████         ┗━━━━┛
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.run_state import RunState
+from engine.events import RequestState
+from engine.run_state import IN_BATCH, RunState
 
 MAX_PITCH = 64
 """Logical pixels of a cell at most: a small pool does not make tiles."""
@@ -28,8 +29,10 @@ SMALLEST_MARKED = 7
 class BlockLook(enum.IntEnum):
     FREE = 0
     CACHED = 1
-    REFERENCED = 2
-    SHARED = 3
+    RESERVED = 2
+    """A request in the batch holds it and has not begun to fill it."""
+    REFERENCED = 3
+    SHARED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +80,22 @@ class BlockCounts:
     referenced: int
     cached: int
     """Without references, but findable."""
+    reserved: int
+    """Of the referenced ones: held, but not begun."""
     shared: int
     """More than one reference."""
     free: int
+
+
+def host_looks(state: RunState) -> tuple[np.ndarray, np.ndarray]:
+    """The blocks 1 … num_host_blocks of host memory: :class:`BlockLook`, uint8, and who has it, int64."""
+    looks = np.zeros(state.num_host_blocks, dtype=np.uint8)
+    owners = np.zeros(state.num_host_blocks, dtype=np.int64)
+    for request in state.requests.values():
+        if request.host_blocks:
+            places = np.array(request.host_blocks) - 1
+            looks[places], owners[places] = BlockLook.REFERENCED, request.request_id
+    return looks, owners
 
 
 def block_looks(state: RunState) -> np.ndarray:
@@ -88,13 +104,22 @@ def block_looks(state: RunState) -> np.ndarray:
     looks = np.zeros(len(refs), dtype=np.uint8)
     looks[hashed] = BlockLook.CACHED
     looks[refs > 0] = BlockLook.REFERENCED
+    reserved = [block - 1 for request in state.requests.values() for block in not_begun(request, state.block_size)]
+    looks[reserved] = BlockLook.RESERVED
     looks[refs > 1] = BlockLook.SHARED
     return looks
 
 
+def not_begun(request: RequestState, block_size: int) -> list[int]:
+    """Blocks that a request in the batch holds and has not begun to fill."""
+    if request.status not in IN_BATCH:
+        return []
+    return request.blocks[-(-request.num_computed // block_size) :]
+
+
 def count_blocks(looks: np.ndarray) -> BlockCounts:
-    free, cached, owned, shared = (int(n) for n in np.bincount(looks, minlength=4)[:4])
-    return BlockCounts(referenced=owned + shared, cached=cached, shared=shared, free=free)
+    free, cached, reserved, owned, shared = (int(n) for n in np.bincount(looks, minlength=len(BlockLook)))
+    return BlockCounts(referenced=reserved + owned + shared, cached=cached, reserved=reserved, shared=shared, free=free)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +170,12 @@ class GridPicture:
             # Too small for marks: a shared block is blended with the mark's colour, a selected one has it.
             shared = (0.6 * fill + 0.4 * colors.mark).astype(np.uint8)
             fill = np.where((looks == BlockLook.SHARED)[:, None], shared, fill)
+            half = (0.5 * fill + 0.5 * colors.free).astype(np.uint8)
+            fill = np.where((looks == BlockLook.RESERVED)[:, None], half, fill)
             fill = np.where(selected[:, None], marks, fill)
         # Palette per cell: ground, fill, mark; the stencil of its look says which pixel takes which.
         palette = np.stack([np.broadcast_to(colors.ground, fill.shape), fill, marks], axis=1)
-        stencil = self._stencils[looks + 4 * selected.astype(np.uint8)].reshape(len(cells), -1, 1)
+        stencil = self._stencils[looks + len(BlockLook) * selected.astype(np.uint8)].reshape(len(cells), -1, 1)
         tiles = np.take_along_axis(palette, stencil.astype(np.intp), axis=1)
         rows, columns = np.divmod(cells, self.shape.columns)
         pitch = self.shape.pitch
@@ -156,23 +183,26 @@ class GridPicture:
 
 
 def _stencils(shape: GridShape) -> np.ndarray:
-    """uint8 [8, pitch, pitch] of 0 ground, 1 fill, 2 mark; by :class:`BlockLook`, plus 4 where selected."""
+    """uint8 [looks, pitch, pitch] of 0 ground, 1 fill, 2 mark; by :class:`BlockLook`, then again for selected ones."""
     pitch, size = shape.pitch, shape.pitch - shape.gap
-    stencils = np.zeros((8, pitch, pitch), dtype=np.uint8)
+    stencils = np.zeros((2 * len(BlockLook), pitch, pitch), dtype=np.uint8)
     stencils[:, :size, :size] = 1
     if pitch < SMALLEST_MARKED:
         return stencils
     inset = max(1, size // 5)
-    for selected in (0, 4):
+    stripe = max(2, size // 6)
+    rows, columns = np.ogrid[:size, :size]
+    for selected in (0, len(BlockLook)):
         cached = stencils[BlockLook.CACHED + selected]
         cached[:size, :size] = 0
         cached[inset : size - inset, inset : size - inset] = 1
+        stencils[BlockLook.RESERVED + selected, :size, :size] = (rows + columns) // stripe % 2 == 0
         notch = max(3, size // 2)
         for row in range(notch):
             stencils[BlockLook.SHARED + selected, row, size - notch + row : size] = 2
     edge = 1 if size < 14 else 2
     for look in BlockLook:
-        frame = stencils[look + 4]
+        frame = stencils[look + len(BlockLook)]
         frame[:edge, :size] = frame[size - edge : size, :size] = 2
         frame[:size, :edge] = frame[:size, size - edge : size] = 2
     return stencils

@@ -100,8 +100,8 @@ def cell_text(entry: LedgerEntry, column: int, block_bytes: int = 0) -> str:
 def _cost(event: Preempted, block_bytes: int) -> str:
     if event.mode != "swap":
         return f"{count(event.tokens, 'token')}, {count(event.blocks, 'block')}"
-    moved = bytes_label(event.swapped_blocks * block_bytes) if block_bytes else count(event.tokens, "token")
-    return f"swap {moved}, {count(event.swapped_blocks, 'block')}"
+    moved = bytes_label(event.swapped_blocks * block_bytes) if block_bytes else count(event.swapped_blocks, "block")
+    return f"{moved} swapped"
 
 
 class LedgerPanel(ScopePanel):

@@ -33,7 +33,7 @@ LEGEND = {
     "padding": LegendEntry("padding", "padding", "weave"),
 }
 """Name, colour and pattern of each layer, the lowest first."""
-_ALWAYS_NAMED = ("decode", "prefill", "recompute")
+_ALWAYS_NAMED = ("decode", "prefill")
 
 
 class OccupancyPlot(Plot):
@@ -163,8 +163,8 @@ _TOLD = {
 
 
 def batch_figure(batch: BatchEnded) -> str:
-    """A static batch that has ended, for the title line."""
-    return f"batch {batch.batch}: {batch.measured_useful:.0%} useful"
+    """Of what a static batch computed, the share that was of use, for the title line."""
+    return f"{100 * batch.measured_useful:.0f} % useful"
 
 
 def batch_sentence(batch: BatchEnded) -> str:
@@ -192,9 +192,9 @@ class OccupancyPanel(ScopePanel):
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
         self.plot = OccupancyPlot(source.history.steps, theme)
         super().__init__("Batch occupancy", source, theme, selection, self.plot, parent)
-        self._batch = self.add_figure()
         self._legend = Legend(theme, [LEGEND[layer] for layer in _ALWAYS_NAMED])
         self.add_trailing(self._legend)
+        self._batch = self.add_figure()
 
     def has_content(self) -> bool:
         return len(self.source.history.steps) > 0

@@ -113,10 +113,8 @@ def running_sentence(request: RequestState, phases: dict[int, Phase], state: Run
 def _ended_sentence(request: RequestState, state: RunState) -> str:
     running = sum(1 for r in state.requests.values() if r.status == RequestStatus.RUNNING)
     batch = f"batch {state.batch.batch}" if state.batch is not None else "its batch"
-    return (
-        f"Complete with {count(request.output_tokens, 'token')} ({request.finish_reason}); its row is padding until "
-        f"{batch} ends, in which {count(running, 'answer')} {_is(running)} not complete."
-    )
+    complete = f"Complete: {count(request.output_tokens, 'token')} ({request.finish_reason})"
+    return f"{complete}. Padding until {batch} ends; {count(running, 'answer')} in it {_is(running)} not complete."
 
 
 def waiting_sentence(
@@ -187,7 +185,7 @@ def _batch(deferred: Deferred, state: RunState) -> str:
     running = sum(1 for r in state.requests.values() if r.status == RequestStatus.RUNNING)
     number = f" {state.batch.batch}" if state.batch is not None else ""
     return (
-        f"Nobody joins static batch{number} before it ends; {running:,} of its {count(state.num_running, 'answer')} "
+        f"Nobody joins static batch{number} before it ends; {count(running, 'answer')} of {state.num_running:,} in it "
         f"{_is(running)} not complete."
     )
 
@@ -202,10 +200,8 @@ def _joining(deferred: Deferred, state: RunState) -> str:
 
 def _draining(deferred: Deferred, state: RunState) -> str:
     after = f" to {state.pending_discipline}" if state.pending_discipline else ""
-    return (
-        f"The discipline changes{after} when the batch has drained; {count(state.num_running, 'request')} "
-        f"{_is(state.num_running)} still in it."
-    )
+    left = f"{count(state.num_running, 'request')} {_is(state.num_running)} still in it"
+    return f"The discipline changes{after} when the batch has drained; {left}."
 
 
 _DEFERRED: dict[str, Callable[[Deferred, RunState], str]] = {
@@ -227,24 +223,10 @@ def preempted_sentence(event: Preempted, block_bytes: int = 0) -> str:
     to = "to the pool, since it could not grow" if own else f"to request {request_name(event.beneficiary)}"
     rule = f" ({event.rule})" if event.rule else ""
     gave = f"Gave {count(event.blocks, 'block')} {to}{rule}; "
-    if event.mode == "swap":
-        size = f" ({bytes_label(event.swapped_blocks * block_bytes)})" if block_bytes else ""
-        moved = f"{count(event.swapped_blocks, 'block')}{size} moved to host memory"
-        gave += f"{moved} with its {count(event.tokens, 'computed token')}."
-    else:
-        gave += f"{count(event.tokens, 'token')} to compute again."
-    if event.fallback:
-        gave += f" Not swapped: {event.fallback.rstrip('.')}."
-    return gave + _estimates(event)
-
-
-def _estimates(event: Preempted) -> str:
-    known = [
-        f"{what} {seconds_label(seconds)}"
-        for what, seconds in (("computing again", event.recompute_seconds), ("swapping", event.swap_seconds))
-        if seconds is not None
-    ]
-    return f" Estimated: {', '.join(known)}." if known else ""
+    if event.mode != "swap":
+        return gave + f"{count(event.tokens, 'token')} to compute again."
+    size = f" ({bytes_label(event.swapped_blocks * block_bytes)})" if block_bytes else ""
+    return gave + f"{count(event.tokens, 'token')} in {count(event.swapped_blocks, 'block')}{size} of host memory."
 
 
 def ledger_sentence(entry: LedgerEntry, block_bytes: int = 0) -> str:
@@ -252,6 +234,15 @@ def ledger_sentence(entry: LedgerEntry, block_bytes: int = 0) -> str:
     if isinstance(event, Rejected):
         return f"Rejected: {event.message}"
     parts = [preempted_sentence(event, block_bytes)]
+    if event.fallback:
+        parts.append(f"Not swapped: {event.fallback.rstrip('.')}.")
+    estimates = [
+        f"{what} {seconds_label(seconds)}"
+        for what, seconds in (("computing again", event.recompute_seconds), ("swapping", event.swap_seconds))
+        if seconds is not None
+    ]
+    if estimates:
+        parts.append(f"Estimated: {', '.join(estimates)}.")
     if entry.dropped:
         parts.append(f"Given up in host memory: {entry.dropped.rstrip('.')}.")
     if entry.recovered is not None:

@@ -75,7 +75,7 @@ def test_a_discipline_changes_when_the_batch_has_drained(rig: Rig) -> None:
     assert rig.state.discipline == "static" and rig.state.batches
     assert button(rig, "discipline").text() == "static ▾"
     assert rig.window.top_bar.pending.text() == ""
-    assert "100% useful" in rig.window.panels["occupancy"]._batch.text()
+    assert "100 % useful" in rig.window.panels["occupancy"]._batch.text()
 
 
 def test_a_pending_change_is_taken_back_by_the_one_in_force(rig: Rig) -> None:

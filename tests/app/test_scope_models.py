@@ -19,7 +19,9 @@ from app.scope.block_grid import (
     block_looks,
     count_blocks,
     fit_grid,
+    host_looks,
 )
+from app.scope.block_map import block_sentence, host_sentence
 from app.scope.lanes import Lanes, SpanKind
 from app.scope.ledger import cell_text
 from app.scope.occupancy import bar_boxes, step_sentence
@@ -463,7 +465,7 @@ def test_the_queue_is_in_the_order_of_the_discipline() -> None:
         (Deferred(7, "watermark", 9, 4), ("9 blocks", "watermark", "4 blocks are free")),
         (Deferred(7, "resume", 15, 9), ("15 blocks", "more than it lost", "9 blocks are free")),
         (Deferred(7, "promised", 20, 1), ("20 blocks", "1 of 100 blocks is neither in use nor promised")),
-        (Deferred(7, "batch", 1, 0), ("static batch 3", "2 of its 3 answers are not complete")),
+        (Deferred(7, "batch", 1, 0), ("static batch 3", "2 answers of 3 in it are not complete")),
         (Deferred(7, "joining", 4, 1), ("3 running requests", "until 4 wait", "1 waits", "waiting_served_ratio")),
         (Deferred(7, "draining", 3, 0), ("changes to static", "3 requests are still in it")),
         (Deferred(7, "something new", 3, 1), ("something new", "3", "1")),
@@ -509,10 +511,11 @@ def test_what_is_complete_or_swapped_says_so_in_the_queue() -> None:
     running, ended, swapped, waiting = queue_rows(state, SchedulerConfig())
     assert running.request_id == 1
     assert (ended.request_id, ended.phase) == (branch, "ended")
-    assert "Complete with 12 tokens (stop)" in ended.why and "1 answer is not complete" in ended.why
+    assert "Complete: 12 tokens (stop)" in ended.why and "1 answer in it is not complete" in ended.why
     assert (swapped.request_id, swapped.phase, swapped.blocks) == (4, "swapped", 1)  # before those that never ran
-    assert "3 blocks moved to host memory with its 51 computed tokens" in swapped.why
-    assert "request 1.1 " in swapped.why and "computing again 0.4 s, swapping 20 ms" in swapped.why
+    assert "to request 1.1 (latest arrival); 51 tokens in 3 blocks of host memory." in swapped.why
+    [entry] = state.ledger
+    assert "Estimated: computing again 0.4 s, swapping 20 ms." in ledger_sentence(entry)
     assert waiting.phase == "waiting" and "Behind request 4" in waiting.why
 
 
@@ -533,9 +536,9 @@ def test_the_ledger_counts_bytes_and_time() -> None:
         state.apply(record_of(moment, time=moment * 0.1, seconds=0.1, events=[event]))
     first, second = state.ledger
     assert [cell_text(first, column, 1 << 20) for column in range(6)] == [
-        "2", "4", "9", "swap 3.0 MiB, 3 blocks", "1.2 s", ""
+        "2", "4", "9", "3.0 MiB swapped", "1.2 s", ""
     ]  # fmt: skip
-    assert "(3.0 MiB) moved" in ledger_sentence(first, 1 << 20)
+    assert "51 tokens in 3 blocks (3.0 MiB) of host memory" in ledger_sentence(first, 1 << 20)
     assert "Given up in host memory: it alone fills the pool." in ledger_sentence(first)
     assert "Back where it was after 1.2 s, 51 tokens computed again." in ledger_sentence(first)
     assert cell_text(second, 4) == "…" and cell_text(second, 3) == "60 tokens, 4 blocks"
@@ -559,6 +562,26 @@ def test_the_map_counts_what_the_engine_counts() -> None:
         most_shared = max(most_shared, counts.shared)
         record = run.step()
     assert most_shared >= 2
+
+
+def test_blocks_that_are_held_and_not_begun_are_reserved() -> None:
+    rows = [
+        state_of(1, RequestStatus.RUNNING, blocks=[1, 2, 3, 4, 5, 6], num_computed=33),
+        state_of(2, RequestStatus.ENDED, blocks=[1, 7, 8], num_computed=32),
+        state_of(3, RequestStatus.SWAPPED, blocks=[1, 0, 0], num_computed=40, host_blocks=[2, 4]),
+    ]
+    state = RunState()
+    state.restore(Keyframe(1, 0.0, 10, 16, 32, 64, rows, [9], None, RunTotals(), 5))
+    looks = block_looks(state)
+    assert [BlockLook(look).name[0:3] for look in looks] == [
+        "SHA", "REF", "REF", "RES", "RES", "RES", "REF", "RES", "CAC", "FRE"
+    ]  # fmt: skip
+    counts = count_blocks(looks)
+    assert (counts.referenced, counts.reserved, counts.cached, counts.shared, counts.free) == (8, 4, 1, 1, 1)
+    host, owners = host_looks(state)
+    assert host.tolist() == [0, BlockLook.REFERENCED, 0, BlockLook.REFERENCED, 0] and owners.tolist() == [0, 3, 0, 3, 0]
+    assert "reserved: not begun" in block_sentence(state, 4)
+    assert "number 2 of its 2 blocks here" in host_sentence(state, 4) and host_sentence(state, 1).endswith("free")
 
 
 @pytest.mark.parametrize("blocks", [1, 20, 72, 999, 16_384, 65_536])
@@ -586,7 +609,7 @@ def test_painting_the_changes_gives_the_whole_picture(pitch_area: tuple[int, int
     selected = np.zeros(blocks, dtype=np.bool_)
     for _ in range(20):
         some = rng.integers(0, blocks, 9)
-        looks[some] = rng.integers(0, 4, 9)
+        looks[some] = rng.integers(0, len(BlockLook), 9)
         rgb[some] = rng.integers(0, 256, (9, 3))
         selected[some] = rng.integers(0, 2, 9).astype(bool) & (looks[some] >= BlockLook.REFERENCED)
         kept.paint(looks, rgb, selected)
