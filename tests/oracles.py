@@ -29,7 +29,7 @@ from engine.config import SchedulerConfig
 from engine.core import EngineCore, StepResult
 from engine.events import Admitted, AnyEvent, Finished, Keyframe, Preempted, Rejected, RowKind, StepRecord
 from engine.messages import Output, TokenLogprob
-from engine.request import FinishReason, RequestStatus, SamplingParams
+from engine.request import FinishReason, Request, RequestStatus, SamplingParams, branch_id, branch_of
 from engine.run_state import RunState
 from engine.scheduling.costs import PreemptionCosts
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
@@ -58,12 +58,18 @@ def draft_often_right(context: Sequence[int], limit: int, vocab_size: int = VOCA
     return drafts
 
 
-def cold_answer(prompt: Sequence[int], length: int, vocab_size: int = VOCAB_SIZE) -> list[int]:
-    """What a fresh engine with nothing else to do would answer: the reference of oracle 2."""
+def cold_answer(prompt: Sequence[int], length: int, vocab_size: int = VOCAB_SIZE, index: int = 0) -> list[int]:
+    """What a fresh engine with nothing else to do would answer: the reference of oracle 2. ``index``: which of several
+    answers to the same prompt."""
     tokens = list(prompt)
     for _ in range(length):
-        tokens.append(next_token(tokens, vocab_size))
+        tokens.append(branch_token(tokens, index, vocab_size))
     return tokens[len(prompt) :]
+
+
+def branch_token(context: Sequence[int], index: int, vocab_size: int = VOCAB_SIZE) -> int:
+    """:func:`next_token` of answer ``index``: each goes its own way, so that none can pass for another."""
+    return (next_token(context, vocab_size) + index) % vocab_size
 
 
 class KVCheckingRunner:
@@ -99,7 +105,7 @@ class KVCheckingRunner:
             context = self._gather(output, row)
             if request.request_id in self.failures:
                 errors[row] = self.failures.pop(request.request_id)
-            token_ids.append(self._sample(context, drafts[row]) if output.samples[row] else [])
+            token_ids.append(self._sample(request, context, drafts[row]) if output.samples[row] else [])
         if self.during is not None:
             self.during(output)
         drafted = [len(tokens) for tokens in drafts] if any(drafts) else []
@@ -122,13 +128,14 @@ class KVCheckingRunner:
         assert output.samples[row] and output.num_new_tokens[row] == 1, "drafts for a row that does not decode"
         return self.draft(output.requests[row].token_ids, limit)
 
-    def _sample(self, context: list[int], drafts: list[int]) -> list[int]:
+    def _sample(self, request: Request, context: list[int], drafts: list[int]) -> list[int]:
         """The tokens that the model gives, as long as the drafts before them were right."""
-        tokens = [next_token(context, self.vocab_size)]
+        _, index = branch_of(request.request_id)
+        tokens = [branch_token(context, index, self.vocab_size)]
         for draft in drafts:
             if draft != tokens[-1]:
                 break
-            tokens.append(next_token([*context, *tokens], self.vocab_size))
+            tokens.append(branch_token([*context, *tokens], index, self.vocab_size))
         return tokens
 
     def _write(self, output: SchedulerOutput, row: int, drafts: list[int]) -> None:
@@ -229,11 +236,14 @@ class EngineProbe:
         self._stalled = False
 
     def add(self, prompt: Sequence[int], params: SamplingParams | None = None, **options: Any) -> int:
-        """Add a request (4 greedy tokens by default) and return its id."""
+        """Add a request (4 greedy tokens by default) and return its id. Further answers to it are in ``answers`` under
+        :func:`engine.request.branch_id`."""
         request_id = self._next_id
         self._next_id += 1
-        self.answers[request_id] = Answer()
-        self.core.add_request(request_id, list(prompt), params or SamplingParams(max_tokens=4), **options)
+        params = params or SamplingParams(max_tokens=4)
+        for index in range(params.n):
+            self.answers[branch_id(request_id, index)] = Answer()
+        self.core.add_request(request_id, list(prompt), params, **options)
         return request_id
 
     def step(self) -> StepResult:
@@ -264,8 +274,9 @@ class EngineProbe:
         return next(r for r in self.core.keyframe().requests if r.request_id == request_id)
 
     def _take(self, output: Output) -> None:
-        answer = self.answers.setdefault(output.request_id, Answer())
-        assert answer.last is None, f"request {output.request_id} goes on after its last output"
+        request_id = branch_id(output.request_id, output.index)
+        answer = self.answers.setdefault(request_id, Answer())
+        assert answer.last is None, f"request {request_id} goes on after its last output"
         answer.token_ids += output.token_ids
         answer.deltas.append(output.text)
         answer.logprobs += output.logprobs
@@ -292,10 +303,13 @@ class EngineProbe:
 
 
 def assert_pool_whole(core: EngineCore) -> None:
-    """Oracle 1 at idle: every block is free or cached, nobody holds one."""
+    """Oracle 1 at idle: every block is free or cached, nobody holds one, on the host neither; nothing is withheld."""
     core.check_invariants()
     keyframe = core.keyframe()
     assert keyframe.requests == [] and keyframe.deferred is None
+    assert core._scheduler.memory.host.num_used == 0
+    assert not core._withheld._held, "answers that nobody gets"
+    assert not core._families and not core._answers
     state = RunState()
     state.restore(keyframe)
     assert state.referenced_blocks == 0

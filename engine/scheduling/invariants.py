@@ -25,7 +25,7 @@ def check_invariants(scheduler: Scheduler, last_plan: SchedulerOutput | None = N
             assert not request.block_ids and request.num_computed_tokens == 0, f"{request!r} waits and holds blocks"
     if last_plan is not None:
         alone = sum(count > 1 for count in last_plan.num_new_tokens) == 1
-        assert alone or last_plan.total_tokens <= scheduler.token_budget, "the chunks exceed the budget"
+        assert alone or last_plan.total_tokens <= last_plan.token_budget, "the chunks exceed the budget"
         assert len(set(last_plan.requests)) == len(last_plan.requests), "a request is in the plan twice"
 
 

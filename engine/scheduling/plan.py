@@ -47,6 +47,8 @@ class SchedulerOutput:
     """(block, host block)."""
     swap_in: list[tuple[int, int]] = field(default_factory=list)
     """(host block, block)."""
+    token_budget: int = 0
+    """What it was planned within; only a prompt that may not be split exceeds it."""
 
     @property
     def total_tokens(self) -> int:

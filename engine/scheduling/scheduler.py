@@ -278,7 +278,11 @@ class Scheduler:
 
     def _tell_knobs(self) -> None:
         config = self.config
-        self.events.append(Reconfigured(self.discipline_name, config.order, config.preemption, self.pending_discipline))
+        self.events.append(
+            Reconfigured(
+                self.discipline_name, config.order, config.preemption, self.pending_discipline, config.max_num_seqs
+            )
+        )
 
     # One step -----------------------------------------------------------------------------------------------------
 
@@ -297,7 +301,8 @@ class Scheduler:
             memory=self.memory,
             tools=self,
             order=self.order,
-            token_budget=self.token_budget,
+            # A budget lowered below their number keeps others out; each that runs goes on with a token of every step.
+            token_budget=max(self.token_budget, len(self.running)),
             max_num_seqs=config.max_num_seqs,
             chunked_prefill=config.chunked_prefill and not self.discipline.whole_prompts,
             watermark_blocks=int(config.watermark * self.memory.num_blocks),
@@ -360,13 +365,14 @@ class Scheduler:
             draft_limits=draft_limits,
             swap_out=moves.swap_out,
             swap_in=moves.swap_in,
+            token_budget=desk.token_budget,
         )
 
     def _validate(self, output: SchedulerOutput, desk: PlanningDesk) -> None:
         total, counts = output.total_tokens, output.num_new_tokens
         alone = not desk.chunked_prefill and sum(count > 1 for count in counts) == 1
-        if total > self.token_budget and not alone:
-            raise PlanError(f"{self.discipline_name} planned {total} tokens; the budget is {self.token_budget}")
+        if total > desk.token_budget and not alone:
+            raise PlanError(f"{self.discipline_name} planned {total} tokens; the budget is {desk.token_budget}")
         extra = output.padding or output.draft_limits or [0] * len(counts)
         running, ended = RequestStatus.RUNNING, RequestStatus.ENDED
         wrong = [

@@ -100,7 +100,7 @@ class Planner(Discipline):
     def _admit(self, desk: PlanningDesk, head: Request) -> bool:
         """Admit the head, over lower priorities if that is what it takes, or say what it waits for."""
         lower, yielding = desk.outranked_by(head), list[Request]()
-        if len(desk.running) >= desk.max_running:
+        while len(desk.running) - len(yielding) >= desk.max_running:
             if not lower:
                 desk.defer(head, desk.full_reason, 1, 0)
                 return False
