@@ -83,7 +83,7 @@ def _kinds_that_count(output: SchedulerOutput, result: ModelRunnerOutput, update
     kinds = output.kinds.copy()
     for row, epoch in enumerate(output.epochs):
         stale = epoch != epochs[row]
-        if row in result.errors and not stale:
+        if row in result.errors and not stale and kinds[row] != _PADDING:  # trouble with padding is nobody's
             update.ended[row] = FinishReason.ERROR
         if stale or row in result.errors:
             update.new_tokens[row] = []

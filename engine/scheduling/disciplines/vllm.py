@@ -33,7 +33,6 @@ from engine.memory.kv_cache import Joining
 from engine.request import Request, RequestStatus
 from engine.scheduling.discipline import Discipline, PlanningDesk
 
-
 RULE_GROWTH = "lowest priority, latest arrival"
 RULE_ARRIVAL = "lowest priority, latest arrival; a higher priority came"
 
