@@ -84,29 +84,7 @@ def print_table(result: dict[str, Any], stream: TextIO) -> None:
     counts = Table(show_header=False, box=None, pad_edge=False)
     counts.add_column(style="dim")
     counts.add_column(justify="right")
-    for name, value in (
-        (
-            "completed / failed / unfinished",
-            " / ".join(figure(result[k]) for k in ("completed", "failed", "unfinished")),
-        ),
-        ("duration", f"{figure(result['duration'], 2)} s"),
-        ("input / output tokens", f"{figure(result['total_input_tokens'])} / {figure(result['total_output_tokens'])}"),
-        ("output throughput", f"{figure(result['output_throughput'])} tok/s"),
-        ("total throughput", f"{figure(result['total_token_throughput'])} tok/s"),
-        ("request throughput", f"{figure(result['request_throughput'], 2)} /s"),
-        ("goodput", f"{figure(result['request_goodput'], 2)} /s" if result["goodput_objectives_ms"] else ""),
-        ("steps / preemptions", f"{figure(result['steps'])} / {figure(result['preemptions'])}"),
-        (
-            "recomputed / prefix-hit tokens",
-            f"{figure(result['recomputed_tokens'])} / {figure(result['prefix_hit_tokens'])}",
-        ),
-        ("KV blocks, peak of all", f"{figure(result['kv_blocks_peak'])} of {figure(result['kv_blocks_total'])}"),
-        (
-            "slot utilisation while waiting / run",
-            f"{_percent(result['slot_utilisation'])} / {_percent(result['slot_utilisation_run'])}",
-        ),
-        ("peak memory / load", f"{figure(result['peak_memory_mb'], 0)} MB / {figure(result['load_seconds'])} s"),
-    ):
+    for name, value in _count_rows(result):
         if value:
             counts.add_row(name, value)
     console.print(counts)
@@ -115,6 +93,46 @@ def print_table(result: dict[str, Any], stream: TextIO) -> None:
     if result["failed"] or result["unfinished"]:
         completed = f"{figure(result['completed'])} of {figure(result['num_prompts'])} requests"
         console.print(f"\nTokens and latencies are those of the {completed} that completed.", soft_wrap=True)
+
+
+def _count_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
+    """Name and figure; an empty figure is not shown."""
+
+    def several(*keys: str) -> str:
+        return " / ".join(figure(result[key]) for key in keys)
+
+    static = result["static_totals"]
+    shares = (static["eta"], static["predicted_useful"], static["measured_useful"]) if static else ()
+    return [
+        ("completed / failed / unfinished", several("completed", "failed", "unfinished")),
+        ("duration", f"{figure(result['duration'], 2)} s"),
+        ("input / output tokens", several("total_input_tokens", "total_output_tokens")),
+        ("output throughput", f"{figure(result['output_throughput'])} tok/s"),
+        ("total throughput", f"{figure(result['total_token_throughput'])} tok/s"),
+        ("request throughput", f"{figure(result['request_throughput'], 2)} /s"),
+        ("goodput", f"{figure(result['request_goodput'], 2)} /s" if result["goodput_objectives_ms"] else ""),
+        ("steps / preemptions", several("steps", "preemptions")),
+        ("recomputed / prefix-hit tokens", several("recomputed_tokens", "prefix_hit_tokens")),
+        (
+            "blocks swapped out / in",
+            several("swapped_blocks", "swapped_in_blocks") if result["swapped_blocks"] else "",
+        ),
+        (
+            "drafted / accepted tokens",
+            f"{several('draft_tokens', 'accepted_tokens')} ({_percent(result['acceptance_rate'])})"
+            if result["draft_tokens"]
+            else "",
+        ),
+        ("padding tokens", figure(result["padding_tokens"]) if result["padding_tokens"] else ""),
+        ("static batches: η / useful predicted / measured", " / ".join(map(_percent, shares))),
+        ("KV blocks, peak of all", f"{figure(result['kv_blocks_peak'])} of {figure(result['kv_blocks_total'])}"),
+        ("running at once, mean / peak", f"{figure(result['running_mean'])} / {figure(result['running_peak'])}"),
+        (
+            "slot utilisation while waiting / run",
+            f"{_percent(result['slot_utilisation'])} / {_percent(result['slot_utilisation_run'])}",
+        ),
+        ("peak memory / load", f"{figure(result['peak_memory_mb'], 0)} MB / {figure(result['load_seconds'])} s"),
+    ]
 
 
 def _percent(value: float | None) -> str:
@@ -136,8 +154,10 @@ def _latency_table(result: dict[str, Any]) -> Table:
     ]
     for name, key in rows:
         table.add_row(name, *(figure(result[f"{column}_{key}_ms"]) for column in columns))
-    levels = result["by_priority"]
-    for level, part in levels.items() if len(levels) > 1 else ():
-        for name, key in (("TTFT", "ttft"), ("E2EL", "e2el")):
-            table.add_row(f"{name}, priority {level}", *(figure(part[f"{column}_{key}_ms"]) for column in columns))
+    for kind in ("priority", "user"):
+        groups = result[f"by_{kind}"]
+        for group, part in groups.items() if len(groups) > 1 else ():
+            for name, key in (("TTFT", "ttft"), ("E2EL", "e2el")):
+                label = f"{name}, {kind} {group or '(none)'}"
+                table.add_row(label, *(figure(part[f"{column}_{key}_ms"]) for column in columns))
     return table

@@ -15,11 +15,12 @@ from types import SimpleNamespace
 import pytest
 
 from engine import bench, bench_report
+from engine.bench_options import choose
 from engine.bench_run import WorkloadRun, prepare, warm_up_requests
 from engine.config import EngineConfig
 from engine.loader import LoadedEngine
 from engine.step_counters import StepCounters
-from engine.workload import Workload, WorkloadRequest
+from engine.workload import EngineOptions, Workload, WorkloadRequest
 from tests.load.fake_engine import Clock, FakeCodec, FakeCore
 from tests.process.tiny_model import MAX_POSITION, make_tiny_model
 
@@ -52,6 +53,16 @@ OWN_KEYS = [
     "steps",
     "preemptions",
     "swapped_blocks",
+    "swapped_in_blocks",
+    "acceptance_rate",
+    "running_peak",
+    "running_mean",
+    "static_batches",
+    "static_totals",
+    "preemption_ledger",
+    "waste",
+    "by_user",
+    "speculative",
     "recomputed_tokens",
     "prefix_hit_tokens",
     "padding_tokens",
@@ -146,6 +157,56 @@ def test_a_scenario_that_crunches_gives_the_ids_of_a_large_pool(run: Callable) -
     )
 
 
+def test_swap_and_recompute_give_the_same_ids_and_each_its_ledger(run: Callable) -> None:
+    crunch = ("--scenario", "kv-crunch", "--save-outputs", "--kv-blocks", "24")
+    code, swapped = run(*crunch, "--preemption", "swap", "--swap-blocks", "64")
+    assert code == 0 and swapped["completed"] == 12
+    assert swapped["swapped_blocks"] == swapped["swapped_in_blocks"] > 0
+    moved = [entry for entry in swapped["preemption_ledger"] if entry["mode"] == "swap"]
+    assert sum(entry["swapped_blocks"] for entry in moved) == swapped["swapped_blocks"]
+    assert all(entry["bytes_moved"] % (2 * entry["swapped_blocks"]) == 0 for entry in moved), "out and back"
+    assert all(entry["lost_seconds"] > 0 for entry in moved)
+    code, recomputed = run(*crunch, "--preemption", "recompute")
+    assert code == 0 and recomputed["swapped_blocks"] == 0 and recomputed["waste"]["recomputed"]["tokens"] > 0
+    assert swapped["output_token_ids"] == recomputed["output_token_ids"]
+
+
+def test_drafts_are_counted_and_change_nothing(run: Callable, tmp_path: Path, capsys) -> None:
+    rows = [{"prompt": "the cat and the dog and the cat and the dog and the ", "output_tokens": 40}] * 3
+    path = workload(tmp_path, *rows)
+    code, plain = run("--workload", path, "--save-outputs")
+    assert code == 0 and plain["acceptance_rate"] is None and "drafted" not in capsys.readouterr().out
+    code, drafted = run("--workload", path, "--save-outputs", "--speculative", "ngram", "--draft-tokens", "3")
+    assert code == 0 and drafted["output_token_ids"] == plain["output_token_ids"]
+    assert drafted["draft_tokens"] >= drafted["accepted_tokens"] > 0 and drafted["steps"] < plain["steps"]
+    rejected = drafted["draft_tokens"] - drafted["accepted_tokens"]
+    assert drafted["waste"]["rejected_drafts"]["tokens"] == rejected
+    assert "drafted / accepted tokens" in capsys.readouterr().out
+
+
+def test_every_knob_of_the_engine_has_an_option_and_reaches_it() -> None:
+    given = {
+        "--swap-blocks": "7",
+        "--speculative": "ngram",
+        "--draft-tokens": "3",
+        "--static-delivery": "row",
+        "--waiting-served-ratio": "1.5",
+        "--max-waiting-tokens": "9",
+        "--user-weights": "ann=2,b=e=0.5",
+        "--discipline": "static",
+    }
+    arguments = ["--scenario", "kv-crunch", *(part for pair in given.items() for part in pair)]
+    parser = bench.build_parser()
+    config = choose(parser, parser.parse_args(arguments), [None]).config
+    assert config.cache.swap_blocks == 7
+    scheduler = config.scheduler
+    assert (scheduler.speculative, scheduler.draft_tokens, scheduler.static_delivery) == ("ngram", 3, "row")
+    assert (scheduler.waiting_served_ratio, scheduler.max_waiting_tokens) == (1.5, 9)
+    assert scheduler.user_weights == {"ann": 2.0, "b=e": 0.5} and scheduler.discipline == "static"
+    options = {action.dest for action in parser._actions}
+    assert set(EngineOptions.__struct_fields__) <= options
+
+
 def test_the_scenario_gives_the_options_and_the_command_line_wins(model: str, tmp_path: Path) -> None:
     target = tmp_path / "r.json"
     arguments = ["--model", model, "--threads", "1", "--token-budget", "64", "--json", str(target)]
@@ -212,7 +273,7 @@ def test_one_token_answers_give_nulls(run: Callable, tmp_path: Path, capsys) -> 
     ("arguments", "words"),
     [
         ([], "--workload FILE"),
-        (["--scenario", "kv-crunh"], "no scenario is called 'kv-crunh'; give one of bus-and-metro"),
+        (["--scenario", "kv-crunh"], "no scenario is called 'kv-crunh'; give one of batch-curve, bus-and-metro"),
         (["--scenario", "/tmp"], "or the path of a .toml file"),
         (["--scenario", "kv-crunch", "--workload", "x"], "not allowed with"),
         (["--scenario", "kv-crunch", "--discipline", "lottery"], "lottery"),
@@ -228,6 +289,16 @@ def test_one_token_answers_give_nulls(run: Callable, tmp_path: Path, capsys) -> 
         (["--scenario", "kv-crunch", "--warmup", "9" * 20], f"--warmup is {'9' * 20}; it must be 0 to 10,000"),
         (["--scenario", "kv-crunch", "--json", "/"], "--json /: this is a folder"),
         (["--scenario", "kv-crunch", "--seed", "-1"], "--seed is -1"),
+        (["--scenario", "kv-crunch", "--swap-blocks", "-1"], "swap_blocks is -1"),
+        (["--scenario", "kv-crunch", "--speculative", "oracle"], "speculative is 'oracle'"),
+        (["--scenario", "kv-crunch", "--draft-tokens", "0"], "draft_tokens is 0"),
+        (["--scenario", "kv-crunch", "--static-delivery", "bulk"], "bulk"),
+        (["--scenario", "kv-crunch", "--waiting-served-ratio", "-1"], "waiting_served_ratio is -1"),
+        (["--scenario", "kv-crunch", "--max-waiting-tokens", "-1"], "max_waiting_tokens is -1"),
+        (["--scenario", "kv-crunch", "--user-weights", "ann"], "'ann' is not USER=WEIGHT"),
+        (["--scenario", "kv-crunch", "--user-weights", "ann=x"], "'ann=x' is not USER=WEIGHT"),
+        (["--scenario", "kv-crunch", "--user-weights", "a=1,a=2"], "user 'a' has two weights"),
+        (["--scenario", "kv-crunch", "--user-weights", "a=0"], "the weight of user 'a' is 0"),
     ],
 )
 def test_wrong_usage_is_2_with_a_sentence_and_loads_nothing(
