@@ -1,13 +1,14 @@
-"""Which requests are refused before they wait, with the sentence for the user, and what the others are cut to."""
+"""Which requests are refused before they wait, with the sentence for the user, and what the others begin as."""
 
 from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 
-from engine.request import SamplingParams
+from engine.request import Request, SamplingParams, branch_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +73,48 @@ class EngineLimits:
                 f"{self.num_blocks:,} ({capacity:,} tokens). Shorten the prompt or load with more blocks (--kv-blocks)."
             )
         return None
+
+
+def make_answers(
+    request_id: int,
+    prompt_token_ids: list[int],
+    params: SamplingParams,
+    *,
+    max_tokens: int,
+    arrival_time: float,
+    priority: int,
+    user: str,
+    ends_after: int | None,
+    eos_token_ids: frozenset[int],
+    engine_seed: int,
+) -> list[Request]:
+    """``params.n`` answers to one prompt; the others begin once the first has computed it. One that brings no seed gets
+    one that depends on ``engine_seed`` and its id alone, so that each draws the same in whatever batch it runs."""
+    seed = _seed_of(request_id, engine_seed) if params.seed is None else params.seed
+    stop_token_ids = frozenset[int]() if params.ignore_eos else eos_token_ids
+    answers = [
+        Request(
+            branch_id(request_id, index),
+            prompt_token_ids,
+            params,
+            max_tokens=max_tokens,
+            arrival_time=arrival_time,
+            priority=priority,
+            user=user,
+            ends_after=ends_after,
+            seed=seed if index == 0 else _seed_of(request_id, f"{seed}:{index}"),
+            stop_token_ids=stop_token_ids.union(params.stop_token_ids) if params.stop_token_ids else stop_token_ids,
+        )
+        for index in range(params.n)
+    ]
+    first, *others = answers
+    first.branches = others
+    for branch in others:
+        branch.parent = first
+    return answers
+
+
+def _seed_of(request_id: int, origin: int | str) -> int:
+    """A seed in [0, 2^63) that depends on ``origin`` and the request's id alone."""
+    digest = blake2b(f"{origin}:{request_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

@@ -17,16 +17,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import TYPE_CHECKING, Protocol
 
-from engine.admission import EngineLimits
+from engine.admission import EngineLimits, make_answers
 from engine.answer import AnswerText
 from engine.config import ConfigError, SchedulerConfig
-from engine.delivery import Withheld, last_output, state_of, step_timings, token_output
+from engine.delivery import Withheld, last_output, state_of, step_outputs, step_timings
 from engine.events import Keyframe, StepRecord, StepTimings
-from engine.messages import Output, TokenLogprob
-from engine.request import BRANCH_STRIDE, FinishReason, Request, RequestStatus, SamplingParams, branch_id
+from engine.messages import Output
+from engine.request import BRANCH_STRIDE, FinishReason, Request, RequestStatus, SamplingParams
 from engine.scheduling.costs import PreemptionCosts
 from engine.scheduling.invariants import check_invariants
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
@@ -151,22 +150,18 @@ class EngineCore:
         if message is not None:
             self.reject(request_id, message)
             return
-        seed = self._seed_of(request_id, self._seed) if params.seed is None else params.seed
-        answers = [
-            Request(
-                branch_id(request_id, index),
-                prompt_token_ids,
-                params,
-                max_tokens=self.limits.max_tokens(len(prompt_token_ids), params),
-                arrival_time=self._clock() if arrival_time is None else arrival_time,
-                priority=priority,
-                user=user,
-                ends_after=ends_after,
-                seed=seed if index == 0 else self._seed_of(request_id, f"{seed}:{index}"),
-                stop_token_ids=self._stop_token_ids(params),
-            )
-            for index in range(params.n)
-        ]
+        answers = make_answers(
+            request_id,
+            prompt_token_ids,
+            params,
+            max_tokens=self.limits.max_tokens(len(prompt_token_ids), params),
+            arrival_time=self._clock() if arrival_time is None else arrival_time,
+            priority=priority,
+            user=user,
+            ends_after=ends_after,
+            eos_token_ids=self._eos_token_ids,
+            engine_seed=self._seed,
+        )
         if params.n > 1:
             self._families[request_id] = answers
         for request in answers:
@@ -174,11 +169,7 @@ class EngineCore:
             self._requests[request.request_id] = request
             if self._codec is not None and (stream_text or params.stop):
                 self._answers[request.request_id] = AnswerText(self._codec, request, stream_text)
-        first = answers[0]
-        first.branches = answers[1:]
-        for branch in first.branches:
-            branch.parent = first
-        self._inbox.append(_Addition(first))
+        self._inbox.append(_Addition(answers[0]))
 
     def reject(self, request_id: int, message: str) -> None:
         """Refuse a request that did not get as far as :meth:`add_request`; the next step says so."""
@@ -204,15 +195,6 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether a step has something to compute or to tell."""
         return bool(self._requests or self._inbox)
-
-    def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
-        eos = frozenset[int]() if params.ignore_eos else self._eos_token_ids
-        return eos.union(params.stop_token_ids) if params.stop_token_ids else eos
-
-    def _seed_of(self, request_id: int, origin: int | str) -> int:
-        """A seed in [0, 2^63) that depends on ``origin`` and the request's id alone."""
-        digest = blake2b(f"{origin}:{request_id}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little") >> 1
 
     # One step -----------------------------------------------------------------------------------------------------
 
@@ -240,7 +222,7 @@ class EngineCore:
             self._start_branches(plan.requests[row], ended_at)
         room = self._scheduler.room()
         left = self._scheduler.settle({plan.requests[row]: reason for row, reason in update.ended.items()})
-        given = self._outputs(plan, update, result, texts, errors, ended_at)
+        given = step_outputs(plan, update, result, texts, errors, ended_at, branched=bool(self._families))
         gone = list(left)
         for request in left:
             given += self._forget(request, ended_at, errors)
@@ -323,35 +305,6 @@ class EngineCore:
                 update.new_tokens[row] = tokens[: step.num_tokens]
                 self._scheduler.drop_output(request, len(tokens) - step.num_tokens)
         return texts
-
-    def _outputs(
-        self,
-        plan: SchedulerOutput,
-        update: StepUpdate,
-        result: ModelRunnerOutput,
-        texts: dict[int, str],
-        errors: dict[int, str],
-        now: float,
-    ) -> list[Output]:
-        new_tokens, logprobs = update.new_tokens, result.logprobs
-        special = {*update.ended, *texts, *(row for row, values in enumerate(logprobs) if values)}
-        if self._families:
-            special.update(range(len(plan.requests)))
-        outputs = [
-            Output(request.request_id, now, tokens)
-            for row, (request, tokens) in enumerate(zip(plan.requests, new_tokens, strict=True))
-            if tokens and row not in special
-        ]
-        for row in sorted(special):
-            request, tokens, text = plan.requests[row], new_tokens[row], texts.get(row, "")
-            values = (
-                [TokenLogprob(p.token_id, p.logprob, p.top) for p in logprobs[row][: len(tokens)]] if logprobs else []
-            )
-            if row in update.ended:
-                outputs.append(last_output(request, now, tokens, text, values, errors.get(row, "")))
-            elif tokens:
-                outputs.append(token_output(request, now, tokens, text, values))
-        return outputs
 
     def _record(
         self,

@@ -7,7 +7,8 @@ import msgspec
 from engine.events import RequestState, StepTimings
 from engine.messages import Output, TokenLogprob
 from engine.request import Request, branch_id, branch_of
-from engine.scheduling.plan import ModelRunnerOutput
+from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
+from engine.scheduling.results import StepUpdate
 
 
 class Withheld:
@@ -47,6 +48,37 @@ def _joined(first: Output, then: Output) -> Output:
         text=first.text + then.text,
         logprobs=first.logprobs + then.logprobs,
     )
+
+
+def step_outputs(
+    plan: SchedulerOutput,
+    update: StepUpdate,
+    result: ModelRunnerOutput,
+    texts: dict[int, str],
+    errors: dict[int, str],
+    now: float,
+    *,
+    branched: bool,
+) -> list[Output]:
+    """What a step gave its rows. ``texts`` and ``errors`` by row; ``branched``: whether some are further answers to a
+    prompt. Most rows gave a bare token, and their outputs come first."""
+    new_tokens, logprobs = update.new_tokens, result.logprobs
+    special = {*update.ended, *texts, *(row for row, values in enumerate(logprobs) if values)}
+    if branched:
+        special.update(range(len(plan.requests)))
+    outputs = [
+        Output(request.request_id, now, tokens)
+        for row, (request, tokens) in enumerate(zip(plan.requests, new_tokens, strict=True))
+        if tokens and row not in special
+    ]
+    for row in sorted(special):
+        request, tokens, text = plan.requests[row], new_tokens[row], texts.get(row, "")
+        values = [TokenLogprob(p.token_id, p.logprob, p.top) for p in logprobs[row][: len(tokens)]] if logprobs else []
+        if row in update.ended:
+            outputs.append(last_output(request, now, tokens, text, values, errors.get(row, "")))
+        elif tokens:
+            outputs.append(token_output(request, now, tokens, text, values))
+    return outputs
 
 
 def token_output(request: Request, now: float, token_ids: list[int], text: str, logprobs: list[TokenLogprob]) -> Output:
