@@ -7,10 +7,12 @@ others queue in order of arrival.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from engine.config import SchedulerConfig
 from engine.events import Admitted, BlocksAllocated, BlocksFreed, Keyframe, RunTotals, StepRecord, StepTimings
 from engine.messages import Output
 from engine.request import SamplingParams
@@ -145,3 +147,26 @@ class FakeCodec:
 
     def encode(self, text: str) -> list[int]:
         return [ord(c) % 1_000 for c in text]
+
+
+@dataclass
+class FakeLoaded:
+    """A loaded engine whose fresh cores come from ``make``; it notes for what they were asked."""
+
+    make: Callable[[SchedulerConfig], FakeCore]
+    core: Any = None
+    codec: Any = field(default_factory=FakeCodec)
+    info: Any = field(default_factory=lambda: _fake_info())
+    asked: list[tuple[SchedulerConfig, int | None]] = field(default_factory=list)
+
+    def fresh_core(
+        self, scheduler: SchedulerConfig, *, prefix_cache: bool | None = None, seed: int | None = None
+    ) -> FakeCore:
+        self.asked.append((scheduler, seed))
+        return self.make(scheduler)
+
+
+def _fake_info() -> Any:
+    facts = ("name", "weights_sha256", "dtype", "device", "backend", "backend_reason")
+    numbers = {"vocab_size": 100, "max_model_len": 4096, "kv_bytes_per_block": 64, "threads": 1, "load_seconds": 1.0}
+    return SimpleNamespace(**dict.fromkeys(facts, "<x>"), **numbers)

@@ -23,7 +23,7 @@ from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.loader import LoadedEngine, load_engine
 from engine.same_ids import NEAR_TIE, Sameness, compare_ids, first_difference, top_two_gaps
 from engine.workload import Workload, WorkloadRequest, load_scenario
-from tests.load.fake_engine import Clock, FakeCodec, FakeCore
+from tests.load.fake_engine import Clock, FakeCore, FakeLoaded
 from tests.process.tiny_model import make_tiny_model
 
 
@@ -41,27 +41,11 @@ def loaded(model: str) -> LoadedEngine:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A loaded engine whose cores serve by the clock, ``static`` twice as slowly as the others; it notes the order."""
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLoaded:
+    """A loaded engine whose cores serve by the clock, ``static`` twice as slowly as the others."""
     clock = Clock()
     monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=clock, sleep=clock.sleep))
-    asked: list[tuple[str, int]] = []
-
-    def fresh_core(scheduler: SchedulerConfig, *, prefix_cache: bool, seed: int) -> FakeCore:
-        asked.append((scheduler.discipline, seed))
-        return FakeCore(clock, 1.0 if scheduler.discipline == "static" else 0.5)
-
-    @dataclasses.dataclass
-    class Loaded:
-        core: Any
-        info: Any
-        fresh_core: Any
-        codec: Any = dataclasses.field(default_factory=FakeCodec)
-
-    facts = ("name", "weights_sha256", "dtype", "device", "backend", "backend_reason")
-    numbers = {"vocab_size": 100, "max_model_len": 64, "kv_bytes_per_block": 64, "threads": 1, "load_seconds": 1.0}
-    info = SimpleNamespace(**dict.fromkeys(facts, "<x>"), **numbers)
-    return SimpleNamespace(loaded=Loaded(None, info, fresh_core), asked=asked)
+    return FakeLoaded(lambda scheduler: FakeCore(clock, 1.0 if scheduler.discipline == "static" else 0.5))
 
 
 def workload(count: int = 3, name: str = "w") -> Workload:
@@ -72,10 +56,8 @@ def chosen(*workloads: Workload) -> Chosen:
     return Chosen(None, EngineConfig(), None, list(workloads))
 
 
-def compared(
-    fake: SimpleNamespace, disciplines: list[str], seeds: list[int | None], **given: Any
-) -> compare.Comparison:
-    made = compare.Comparison(fake.loaded, disciplines, chosen(*[workload()] * len(seeds)), seeds, **given)
+def compared(fake: FakeLoaded, disciplines: list[str], seeds: list[int | None], **given: Any) -> compare.Comparison:
+    made = compare.Comparison(fake, disciplines, chosen(*[workload()] * len(seeds)), seeds, **given)
     made.run()
     return made
 
@@ -83,10 +65,11 @@ def compared(
 # Runs ----------------------------------------------------------------------------------------------------------------
 
 
-def test_each_seed_has_every_discipline_in_turn_on_a_fresh_core(fake: SimpleNamespace) -> None:
+def test_each_seed_has_every_discipline_in_turn_on_a_fresh_core(fake: FakeLoaded) -> None:
     made = compared(fake, ["vllm", "static"], [4, 5])
-    assert fake.asked == [("vllm", 4), ("static", 4), ("vllm", 5), ("static", 5)]
-    assert [(run["discipline"], run["seed"]) for run in made.runs] == fake.asked
+    turns = [("vllm", 4), ("static", 4), ("vllm", 5), ("static", 5)]
+    assert [(scheduler.discipline, seed) for scheduler, seed in fake.asked] == turns
+    assert [(run["discipline"], run["seed"]) for run in made.runs] == turns
     assert made.sameness == {"vllm": Sameness(same=6)}
     result = compare.comparison(made.runs, made.sameness, "static", interrupted=False)
     assert result["ratios"]["vllm"]["request_throughput"] == pytest.approx(2.0)
@@ -95,7 +78,7 @@ def test_each_seed_has_every_discipline_in_turn_on_a_fresh_core(fake: SimpleName
     assert result["ratios"]["vllm"]["request_goodput"] is None, "nothing was asked of goodput"
 
 
-def test_a_stop_keeps_the_runs_that_are_complete(fake: SimpleNamespace) -> None:
+def test_a_stop_keeps_the_runs_that_are_complete(fake: FakeLoaded) -> None:
     steps = [0]
 
     def stop_wanted() -> bool:
@@ -107,16 +90,16 @@ def test_a_stop_keeps_the_runs_that_are_complete(fake: SimpleNamespace) -> None:
     assert len(fake.asked) == 2, "the second had begun"
 
 
-def test_a_failed_warm_up_leaves_the_runs_before_it(fake: SimpleNamespace) -> None:
-    real = fake.loaded.fresh_core
+def test_a_failed_warm_up_leaves_the_runs_before_it(fake: FakeLoaded) -> None:
+    real = fake.make
 
-    def fresh_core(scheduler: SchedulerConfig, **given: Any) -> FakeCore:
-        core = real(scheduler, **given)
+    def make(scheduler: SchedulerConfig) -> FakeCore:
+        core = real(scheduler)
         core.dies_at_step = 1 if scheduler.discipline == "vllm" else None
         return core
 
-    fake.loaded.fresh_core = fresh_core
-    made = compare.Comparison(fake.loaded, ["static", "vllm"], chosen(workload()), [None], warm_up=1)
+    fake.make = make
+    made = compare.Comparison(fake, ["static", "vllm"], chosen(workload()), [None], warm_up=1)
     with pytest.raises(bench.BenchFailure, match="on fire"):
         made.run()
     assert [run["discipline"] for run in made.runs] == ["static"]
@@ -149,7 +132,7 @@ def test_the_baseline_is_static_where_it_runs_else_the_first() -> None:
     assert compare.baseline_of(["vllm", "orca"]) == "vllm"
 
 
-def test_without_the_baseline_there_are_no_ratios(fake: SimpleNamespace) -> None:
+def test_without_the_baseline_there_are_no_ratios(fake: FakeLoaded) -> None:
     made = compared(fake, ["vllm"], [None])
     result = compare.comparison(made.runs, {}, "static", interrupted=True)
     assert result["ratios"] == {} and result["interrupted"]
@@ -255,7 +238,7 @@ class _Links(HTMLParser):
             assert self.open.pop() == tag, "tags are balanced"
 
 
-def test_the_page_needs_nothing_and_escapes_everything(fake: SimpleNamespace) -> None:
+def test_the_page_needs_nothing_and_escapes_everything(fake: FakeLoaded) -> None:
     made = compared(fake, ["static", "vllm"], [None])
     result = compare.comparison(made.runs, made.sameness, "static", interrupted=False)
     hostile = dataclasses.replace(load_scenario("conversation"), title="<script>x</script>", watch="a & b <img src=x>")
