@@ -17,9 +17,9 @@ from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.events import Arrived, Finished, Rejected
 from engine.request import FinishReason, Request, SamplingParams
+from engine.scheduling.columns import PlanError
 from engine.scheduling.discipline import Discipline, PlanningDesk
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
-from engine.scheduling.scheduler import PlanError
 from engine.text.codec import TextCodec
 from engine.text.token_bytes import byte_alphabet
 from tests.oracles import (

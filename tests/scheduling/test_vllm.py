@@ -6,7 +6,6 @@ import pytest
 
 from engine.events import Admitted, Deferred, Preempted, RowKind
 from engine.memory.block_pool import OutOfBlocksError
-from engine.request import SamplingParams
 from engine.scheduling.disciplines.vllm import RULE_ARRIVAL, RULE_GROWTH
 from tests.oracles import (
     EDGE_LENGTHS,
@@ -18,21 +17,7 @@ from tests.oracles import (
     preemptions_of,
     prefilled_tokens,
 )
-
-
-def plan_of(probe: EngineProbe) -> dict[int, int]:
-    """Request id → tokens of the last step."""
-    record = probe.records[-1]
-    return dict(zip(record.request_ids, record.num_tokens, strict=True))
-
-
-def tokens(max_tokens: int) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens)
-
-
-def assert_answer(probe: EngineProbe, request_id: int, prompt: list[int], length: int) -> None:
-    assert probe.answers[request_id].token_ids == cold_answer(prompt, length)
-
+from tests.scheduling.common import assert_answer, plan_of, tokens
 
 # Budget and chunks ------------------------------------------------------------------------------------------------
 

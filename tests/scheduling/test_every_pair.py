@@ -1,0 +1,126 @@
+"""Every discipline with every order, preemption mode, cache, speculation and block size, under random traffic.
+
+By default the cases cover every pair of values of any two dimensions at least once; the full product of the five that
+the engine is made of runs under ``-m slow``, with several seeds. What must hold is in :mod:`tests.scheduling.traces`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+
+from engine.config import DISCIPLINES, PREEMPTIONS, STATIC_DELIVERIES
+from engine.events import BatchEnded, BlockCopied, Deferred, Preempted, Recovered, SwapDropped, SwappedIn
+from tests.scheduling.traces import run_trace
+
+ORDERS: dict[str, dict[str, Any]] = {
+    "fcfs": {"order": "fcfs"},
+    "priority": {"order": "priority"},
+    "ageing": {"order": "priority", "ageing": 3.0},
+    "fair": {"order": "fair", "user_weights": {"a": 3.0}},
+}
+CORE_DIMENSIONS: dict[str, tuple[Any, ...]] = {
+    "discipline": DISCIPLINES,
+    "order": tuple(ORDERS),
+    "preemption": PREEMPTIONS,
+    "prefix_cache": (True, False),
+    "speculative": ("off", "ngram", "draft:small"),
+}
+DIMENSIONS: dict[str, tuple[Any, ...]] = {
+    **CORE_DIMENSIONS,
+    "block_size": (1, 2, 16),
+    "host": ("whole", "few", "none"),
+    "chunked_prefill": (True, False),
+    "static_delivery": STATIC_DELIVERIES,
+    "changes": (0.0, 0.05),
+}
+Case = dict[str, Any]
+
+
+def pairs_of(case: Case) -> set[tuple[tuple[str, Any], ...]]:
+    return set(combinations(sorted(case.items()), 2))
+
+
+def covering(dimensions: dict[str, tuple[Any, ...]]) -> list[Case]:
+    """Cases in which every two values of different dimensions meet: greedily, each begins with a pair not yet met and
+    takes for every other dimension the value that meets most."""
+    todo = {pair for case in products(dimensions, 2) for pair in pairs_of(case)}
+    cases = []
+    while todo:
+        case: Case = dict(min(todo, key=str))
+        for name in sorted(dimensions, key=lambda name: -len(dimensions[name])):
+            if name not in case:
+                values = dimensions[name]
+                case[name] = max(values, key=lambda value: len(pairs_of({**case, name: value}) & todo))
+        todo -= pairs_of(case)
+        cases.append({name: case[name] for name in dimensions})
+    return cases
+
+
+def products(dimensions: dict[str, tuple[Any, ...]], size: int) -> Iterator[Case]:
+    """Every combination of values of every ``size`` of the dimensions."""
+    for names in combinations(dimensions, size):
+        for values in product(*(dimensions[name] for name in names)):
+            yield dict(zip(names, values, strict=True))
+
+
+def run(case: Case, seed: int, **options: Any) -> Any:
+    settings = {"block_size": 2, **case, **options}
+    return run_trace(seed, **{**settings, **ORDERS[settings["order"]]})
+
+
+def name_of(case: Case) -> str:
+    return " ".join(f"{value}" for value in case.values())
+
+
+PAIRWISE = covering(DIMENSIONS)
+PRODUCT = list(products(CORE_DIMENSIONS, len(CORE_DIMENSIONS)))
+
+
+@pytest.mark.parametrize("case", PAIRWISE, ids=name_of)
+@pytest.mark.parametrize("seed", range(3))
+def test_every_pair(seed: int, case: Case) -> None:
+    run(case, seed, num_requests=25)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", PRODUCT, ids=name_of)
+def test_the_full_product(case: Case) -> None:
+    sizes, hosts = DIMENSIONS["block_size"], DIMENSIONS["host"]
+    for seed in range(9):
+        run(case, seed, block_size=sizes[seed % 3], host=hosts[seed // 3], num_requests=30, changes=0.05 * (seed % 2))
+
+
+def test_the_cases_cover_what_they_say() -> None:
+    met = Counter(pair for case in PAIRWISE for pair in pairs_of(case))
+    assert all(pairs_of(case) <= met.keys() for case in products(DIMENSIONS, 2))
+    assert len(PAIRWISE) <= 40
+    assert len(PRODUCT) == 6 * 4 * 3 * 2 * 3
+
+
+def test_the_traffic_reaches_the_rare_states() -> None:
+    """Or the rest would prove little."""
+    seen: Counter[str] = Counter()
+    for seed, preemption in product(range(4), ("swap", "auto")):
+        case = {"order": "ageing", "preemption": preemption, "speculative": "ngram"}
+        for discipline in ("vllm", "trtllm-max-util"):
+            trace = run(case, seed, discipline=discipline, aborts=0.15)
+            seen.update(trace.aborted_in)
+            seen.update(type(event).__name__ for event in trace.probe.events)
+            seen.update(f"{event.mode}{' by fallback' * bool(event.fallback)}" for event in trace.probe.of(Preempted))
+            totals = trace.probe.records[-1].totals
+            seen["accepted"] += totals.accepted_tokens
+            seen["hits"] += totals.prefix_hit_tokens
+    for seed in range(3):
+        trace = run({"order": "fcfs"}, seed, discipline="static", aborts=0.15)
+        seen.update(trace.aborted_in)
+        seen.update(type(event).__name__ for event in trace.probe.events)
+    kinds = (BatchEnded, BlockCopied, Deferred, Preempted, Recovered, SwappedIn, SwapDropped)
+    states = ("WAITING", "RUNNING", "PREEMPTED", "SWAPPED", "ENDED", "EXECUTING", "SWAPPED IN")
+    other = ("recompute", "recompute by fallback", "swap", "accepted", "hits")
+    missing = [name for name in (*(kind.__name__ for kind in kinds), *states, *other) if not seen[name]]
+    assert not missing
