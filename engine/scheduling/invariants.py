@@ -55,7 +55,7 @@ def _check_table(scheduler: Scheduler, request: Request) -> None:
     table = request.block_ids
     assert 0 not in table and not request.host_blocks, f"{request!r} runs with blocks in host memory"
     assert len(set(table)) == len(table), f"{request!r} has a block twice"
-    assert request.capacity <= len(table) * size, f"{request!r} believes in more room than its blocks have"
+    assert request.capacity == len(table) * size, f"{request!r} believes in other room than its blocks have"
     assert request.num_computed_tokens <= len(table) * size, f"{request!r} has computed beyond its blocks"
     assert request.num_computed_tokens <= request.num_tokens, f"{request!r} has computed beyond its tokens"
     full = request.num_computed_tokens // size

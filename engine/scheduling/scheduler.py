@@ -25,11 +25,11 @@ from engine.events import (
     Reconfigured,
     Recovered,
     Rejected,
-    RowKind,
     SwapDropped,
 )
 from engine.memory.kv_cache import Joining, KVCacheManager
 from engine.request import FinishReason, Request, RequestStatus
+from engine.scheduling.columns import PlanError, lay_out
 from engine.scheduling.costs import PreemptionCosts
 from engine.scheduling.counters import Counters
 from engine.scheduling.discipline import Discipline, PlanningDesk, make_discipline
@@ -37,13 +37,6 @@ from engine.scheduling.orders import QueueOrder, WaitingLine
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
 from engine.scheduling.preemption import choose_preemption
 from engine.scheduling.results import StepUpdate, take_results
-
-_DECODE, _PREFILL, _RECOMPUTE = int(RowKind.DECODE), int(RowKind.PREFILL), int(RowKind.RECOMPUTE)
-_PADDING = int(RowKind.PADDING)
-
-
-class PlanError(RuntimeError):
-    """A discipline planned what must not run: a fault of its code, never of a request."""
 
 
 class Scheduler:
@@ -314,9 +307,7 @@ class Scheduler:
         limits: list[int] = []
         if config.speculative != SPECULATION_OFF and self.discipline.speculates:
             limits = self._draft_limits(desk)
-        output = self._output(step, desk, limits)
-        self._validate(output, desk)
-        return output
+        return lay_out(self.discipline_name, step, desk, limits, self.memory.take_moves())
 
     def _draft_limits(self, desk: PlanningDesk) -> list[int]:
         """How many drafts each row of the plan may have: what is left of the budget goes to those that decode, in
@@ -335,56 +326,6 @@ class Scheduler:
             limits.append(max(wanted, 0))
             left -= limits[-1]
         return limits if any(limits) else []
-
-    def _output(self, step: int, desk: PlanningDesk, draft_limits: list[int]) -> SchedulerOutput:
-        plan, padding = desk.plan, list[int]()
-        if desk.padding:
-            plan = {**plan, **{request: 0 for request in desk.padding if request not in plan}}
-            padding = [desk.padding.get(request, 0) for request in plan]
-        requests, counts = list(plan), list(plan.values())
-        starts = [request.num_computed_tokens for request in requests]
-        if padding:
-            starts = [s if n else s + r.padded for r, s, n in zip(requests, starts, counts, strict=True)]
-        moves = self.memory.take_moves()
-        return SchedulerOutput(
-            step=step,
-            requests=requests,
-            epochs=[request.epoch for request in requests],
-            starts=starts,
-            num_new_tokens=counts,
-            block_tables=[request.block_ids for request in requests],
-            samples=[n > 0 and s + n == len(r.token_ids) for r, s, n in zip(requests, starts, counts, strict=True)],
-            block_copies=moves.copies,
-            kinds=[
-                _DECODE if s >= r.prefill_end else _RECOMPUTE if s < r.lost_tokens else _PREFILL
-                for r, s in zip(requests, starts, strict=True)
-            ]
-            if not padding
-            else [_kind(r, s, n) for r, s, n in zip(requests, starts, counts, strict=True)],
-            padding=padding,
-            draft_limits=draft_limits,
-            swap_out=moves.swap_out,
-            swap_in=moves.swap_in,
-            token_budget=desk.token_budget,
-        )
-
-    def _validate(self, output: SchedulerOutput, desk: PlanningDesk) -> None:
-        total, counts = output.total_tokens, output.num_new_tokens
-        alone = not desk.chunked_prefill and sum(count > 1 for count in counts) == 1
-        if total > desk.token_budget and not alone:
-            raise PlanError(f"{self.discipline_name} planned {total} tokens; the budget is {desk.token_budget}")
-        extra = output.padding or output.draft_limits or [0] * len(counts)
-        running, ended = RequestStatus.RUNNING, RequestStatus.ENDED
-        wrong = [
-            f"{request!r} × {count} + {more}"
-            for request, start, count, more in zip(output.requests, output.starts, counts, extra, strict=True)
-            if (request.status is not running and (request.status is not ended or count > 0))
-            or count + more < 1
-            or start + count + more > request.capacity
-            or (count > 0 and start + count > len(request.token_ids))
-        ]
-        if wrong:
-            raise PlanError(f"{self.discipline_name} planned what cannot run: {'; '.join(wrong)}")
 
     def update(self, output: SchedulerOutput, result: ModelRunnerOutput, now: float) -> StepUpdate:
         """Take in what the runner computed until ``now``. Rows whose request was preempted or aborted meanwhile are
@@ -409,18 +350,11 @@ class Scheduler:
     def room(self) -> tuple[int, int, int]:
         """(places in the batch without a complete answer, KV slots in blocks not begun, empty slots in those begun),
         over the running requests."""
-        size = self.memory.block_size
-        computed = [request.num_computed_tokens for request in self.running]
-        begun = sum([-(-count // size) for count in computed])
-        held = sum([len(request.block_ids) for request in self.running])
-        ended = RequestStatus.ENDED
-        slots = len(computed)
+        running, size = self.running, self.memory.block_size
+        computed = [request.num_computed_tokens for request in running]
+        empty = sum([request.capacity for request in running]) - sum(computed)
+        tail = sum([-count % size for count in computed])
+        slots = len(running)
         if self.discipline.ends_together:
-            slots = sum(request.status is not ended for request in self.running)
-        return slots, max(held - begun, 0) * size, begun * size - sum(computed)
-
-
-def _kind(request: Request, start: int, count: int) -> int:
-    if count == 0:
-        return _PADDING
-    return _DECODE if start >= request.prefill_end else _RECOMPUTE if start < request.lost_tokens else _PREFILL
+            slots = sum(request.status is not RequestStatus.ENDED for request in running)
+        return slots, empty - tail, tail
