@@ -464,6 +464,7 @@ def test_drawn_tokens_have_the_models_distribution(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", list(PROPOSERS))
 def test_drawn_tokens_have_the_models_distribution_in_200_000_draws(name: str) -> None:
     check_distribution(name, 200_000)
