@@ -270,6 +270,7 @@ def test_aborts_in_mid_batch(delivery: str, when: str, state: str) -> None:
         "ended": lambda row: row.status == RequestStatus.ENDED,
         "last": lambda row: row.status == RequestStatus.ENDED,
     }
+    probe.step()
     while not reached[state](probe.row(victim)):
         probe.step()
     if state == "last":
