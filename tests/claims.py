@@ -74,8 +74,7 @@ def _both(result: Figures, *keys: str) -> Figures:
 
 def conversation(extra: Sequence[str], progress: Progress) -> Figures:
     """Continuous batching serves 2.4 times the requests per second of static; utilisation 30 % → 70 %; TTFT falls."""
-    # Room for 32 rows of the longest prompt and the longest limit: what static reserves when its batch is not cut.
-    bench = Bench("conversation", extra, progress, "--kv-blocks", "3712")
+    bench = Bench("conversation", extra, progress)
     result = bench.compare(["static", "vllm"])
     ratios = result["ratios"]["vllm"]
     utilisation = _both(result, "slot_utilisation", "slot_utilisation_run")

@@ -298,7 +298,7 @@ def test_the_scenarios_of_the_claims_are_what_they_say() -> None:
     short = load_scenario("short-answers").build()
     outputs = np.array([r.output_tokens for r in short.requests])
     assert short.open_loop and len(short.requests) >= 500
-    assert np.median(outputs) == pytest.approx(8, abs=1) and 0.002 < np.mean(outputs > 80) < 0.02
+    assert np.median(outputs) == 6 and max(outputs) == 48 and 0.005 < np.mean(outputs >= 40) < 0.05
     curve = load_scenario("batch-curve").build().requests
     assert len({(r.prompt_tokens, r.output_tokens) for r in curve}) == 1 and len(curve) == 32
 
