@@ -105,6 +105,8 @@ class EngineBridge(QObject):
     state_changed = Signal(str)
     token_counted = Signal(object)
     """:class:`engine.messages.TokenCount`."""
+    config_changed = Signal()
+    """``config`` is another, though the engine was not started anew."""
     config_refused = Signal(str)
     """Why the engine did not take what :meth:`reconfigure` asked; ``config`` is again what it runs with."""
     _woken = Signal()
@@ -219,6 +221,7 @@ class EngineBridge(QObject):
         self.config = replace(self.config, scheduler=scheduler)
         if self.state == "ready":
             self._client.send(Reconfigure(scheduler))
+        self.config_changed.emit()
 
     def _refused_config(self, message: str) -> None:
         state = self.run_state
@@ -229,6 +232,7 @@ class EngineBridge(QObject):
             preemption=state.preemption,
         )
         self.config = replace(self.config, scheduler=in_force)
+        self.config_changed.emit()
         self.config_refused.emit(message)
 
     def count_tokens(self, messages: Sequence[ChatMessage]) -> int:

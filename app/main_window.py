@@ -202,6 +202,7 @@ class MainWindow(QMainWindow):
         bridge.load_failed.connect(self._load_failed)
         bridge.died.connect(self._died)
         bridge.stepped.connect(self._stepped)
+        bridge.config_changed.connect(self._config_changed)
         bridge.config_refused.connect(self._scheduler_refused)
 
     # Models ------------------------------------------------------------------------------------------------------
@@ -223,10 +224,11 @@ class MainWindow(QMainWindow):
     def _change_scheduler(self, knob: str, value: str) -> None:
         self.notice.expire()
         self.bridge.reconfigure(replace(self.bridge.config.scheduler, **{knob: value}))
+
+    def _config_changed(self) -> None:
         self.source.scheduler = self.bridge.config.scheduler
 
     def _scheduler_refused(self, message: str) -> None:
-        self.source.scheduler = self.bridge.config.scheduler
         self.notice.say(f"The scheduler stays as it is: {message}.", is_error=True, action=("Close", lambda: None))
 
     def choose_folder(self) -> None:
@@ -235,7 +237,7 @@ class MainWindow(QMainWindow):
             self.open_model(folder)
 
     def _engine_state_changed(self, state: str) -> None:
-        self.source.scheduler = self.bridge.config.scheduler
+        self._config_changed()
         self.source.live = state == "ready"
         if state == "starting":
             self._guard.begin(self.bridge.config.model)

@@ -130,6 +130,7 @@ def differences(wanted: EngineConfig, running: EngineConfig) -> list[str]:
         ("block_size", lambda c: c.cache.block_size),
         ("kv_blocks", lambda c: c.cache.num_blocks),
         ("prefix_cache", lambda c: c.cache.prefix_cache),
+        ("swap_blocks", lambda c: c.cache.swap_blocks),
         ("discipline", lambda c: c.scheduler.discipline),
         ("order", lambda c: c.scheduler.order),
         ("preemption", lambda c: c.scheduler.preemption),
@@ -138,6 +139,12 @@ def differences(wanted: EngineConfig, running: EngineConfig) -> list[str]:
         ("chunked_prefill", lambda c: c.scheduler.chunked_prefill),
         ("watermark", lambda c: c.scheduler.watermark),
         ("ageing", lambda c: c.scheduler.ageing),
+        ("user_weights", lambda c: c.scheduler.user_weights),
+        ("static_delivery", lambda c: c.scheduler.static_delivery),
+        ("waiting_served_ratio", lambda c: c.scheduler.waiting_served_ratio),
+        ("max_waiting_tokens", lambda c: c.scheduler.max_waiting_tokens),
+        ("speculative", lambda c: c.scheduler.speculative),
+        ("draft_tokens", lambda c: c.scheduler.draft_tokens),
     )
     return [
         f"{name.replace('_', ' ')} {_knob(get(wanted))} (now {_knob(get(running))})"
@@ -151,6 +158,8 @@ def _knob(value: Any) -> str:
         return "automatic"
     if isinstance(value, bool):
         return "on" if value else "off"
+    if isinstance(value, dict):
+        return ",".join(f"{user}={weight:g}" for user, weight in value.items()) or "none"
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
@@ -218,6 +227,12 @@ def result_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("recomputed tokens", number("recomputed_tokens")),
         ("prefix-hit tokens", number("prefix_hit_tokens")),
     ]
+    if summary.get("swapped_blocks"):
+        rows.append(("swapped blocks", number("swapped_blocks")))
+    if summary.get("padding_tokens"):
+        rows.append(("padding tokens", number("padding_tokens")))
+    if summary.get("draft_tokens"):
+        rows.append(("drafts accepted", f"{number('accepted_tokens')} of {number('draft_tokens')}"))
     if summary.get("unfinished"):
         rows.insert(2, ("not finished", number("unfinished")))
     return rows

@@ -78,6 +78,7 @@ class LoadPanel(Card):
         bridge.stepped.connect(self._stepped)
         bridge.died.connect(self._engine_died)
         bridge.state_changed.connect(self._state_changed)
+        bridge.config_changed.connect(self._check)
         self._source_changed()
 
     # Layout ------------------------------------------------------------------------------------------------------

@@ -33,6 +33,18 @@ class Engine(Protocol):
     def abort(self, request_id: int) -> None: ...
 
 
+_COUNTS = {
+    "preemptions": "preemptions",
+    "recomputed_tokens": "recomputed_tokens",
+    "prefix_hit_tokens": "prefix_hit_tokens",
+    "swapped_blocks": "swapped_out_blocks",
+    "padding_tokens": "padding_tokens",
+    "draft_tokens": "draft_tokens",
+    "accepted_tokens": "accepted_tokens",
+}
+"""Key of a result -> the running total whose rise it is."""
+
+
 class LoadRun:
     """One pass over a workload. Times are those of ``clock``, which must be the engine's."""
 
@@ -195,12 +207,8 @@ class LoadRun:
     def summary(self) -> dict[str, Any]:
         """The result so far, keys as in ``bench``."""
         before, now = self._totals_before, self._totals
-        return {
-            **summarise(self.recorder.timelines, self.workload, elapsed=self.elapsed),
-            "preemptions": now.preemptions - before.preemptions,
-            "recomputed_tokens": now.recomputed_tokens - before.recomputed_tokens,
-            "prefix_hit_tokens": now.prefix_hit_tokens - before.prefix_hit_tokens,
-        }
+        counts = {key: getattr(now, name) - getattr(before, name) for key, name in _COUNTS.items()}
+        return {**summarise(self.recorder.timelines, self.workload, elapsed=self.elapsed), **counts}
 
     def refusals(self) -> list[str]:
         """The sentences of failed requests, the commonest first, with how often each was said."""

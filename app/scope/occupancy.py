@@ -28,7 +28,7 @@ LEGEND = {
     "decode": LegendEntry("decode", "decode"),
     "prefill": LegendEntry("prefill", "prefill"),
     "recompute": LegendEntry("recomputed", "preempted", "hatch"),
-    "accepted": LegendEntry("drafts accepted", "draft", "stripe"),
+    "accepted": LegendEntry("draft", "draft", "stripe"),
     "rejected": LegendEntry("rejected", "draft", "hatch"),
     "padding": LegendEntry("padding", "padding", "weave"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +77,22 @@ def test_differences_are_named_as_on_the_command_line() -> None:
     wanted = EngineConfig(cache=CacheConfig(num_blocks=24), scheduler=SchedulerConfig(order="priority"))
     assert differences(wanted, EngineConfig()) == ["kv blocks 24 (now automatic)", "order priority (now fcfs)"]
     assert differences(wanted, wanted) == []
+
+
+def test_every_knob_in_which_two_configurations_differ_is_named() -> None:
+    changed = {str: "x", bool: False, int: 3, float: 0.25, dict: {"a": 2.0}, type(None): 5}
+    special = {"dtype": "float32", "device": "cpu", "discipline": "static", "order": "fair", "preemption": "swap"}
+    special |= {"static_delivery": "row", "speculative": "ngram", "block_size": 8}
+    plain = EngineConfig()
+    for part in (plain, plain.cache, plain.scheduler):
+        for field in dataclasses.fields(part):
+            if field.name in ("cache", "scheduler"):
+                continue
+            value = special.get(field.name, changed[type(getattr(part, field.name))])
+            other = dataclasses.replace(part, **{field.name: value})
+            name = {CacheConfig: "cache", SchedulerConfig: "scheduler"}.get(type(part))
+            wanted = other if name is None else dataclasses.replace(plain, **{name: other})
+            assert len(differences(wanted, plain)) == 1, field.name
 
 
 def test_a_scenario_goes_over_what_the_user_chose_not_over_the_last_scenario() -> None:

@@ -191,3 +191,14 @@ def test_the_top_bar_fits_with_the_longest_values(make_rig: MakeRig, width: int,
         assert each.width() >= each.sizeHint().width()
     if width >= 1100:
         assert bar.running.isVisible() and bar.waiting.isVisible()
+
+
+def test_the_load_panel_follows_a_change(rig: Rig) -> None:
+    rig.load()
+    rig.window.arrange("lab")
+    panel = rig.window.load_panel
+    panel.select_scenario("kv-crunch")
+    before = panel._wanted
+    assert before is not None and before.scheduler.order == "fcfs"
+    choose(rig, "order", "fair")
+    assert panel._wanted is not None and panel._wanted.scheduler.order == "fair"
