@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from engine.admission import EngineLimits, make_answers
 from engine.answer import AnswerText
-from engine.config import ConfigError, SchedulerConfig
+from engine.config import SPECULATION_NGRAM, SPECULATION_OFF, ConfigError, SchedulerConfig
 from engine.delivery import Withheld, last_output, state_of, step_outputs, step_timings
 from engine.events import Keyframe, StepRecord, StepTimings
 from engine.messages import Output
@@ -82,6 +82,7 @@ class EngineCore:
         token_budget: int,
         num_host_blocks: int = 0,
         costs: PreemptionCosts | None = None,
+        proposer: str | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
         codec: TextCodec | None = None,
         cache_key: bytes = b"",
@@ -89,8 +90,12 @@ class EngineCore:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """``num_blocks`` does not count the null block. ``num_host_blocks`` and ``costs`` are for preemption by
-        swapping. ``cache_key`` stands for all that decides the contents of a block besides its tokens. ``seed`` seeds
-        the requests that bring none."""
+        swapping. ``proposer`` names who the runner has to draft (as ``scheduler.speculative`` does, which may change
+        only between it and ``off``); None: whoever is asked for, n-grams where nobody is. ``cache_key`` stands for all
+        that decides the contents of a block besides its tokens. ``seed`` seeds the requests that bring none."""
+        asked = scheduler.speculative
+        self._proposer = proposer or (SPECULATION_NGRAM if asked == SPECULATION_OFF else asked)
+        self._refuse_other_drafts(scheduler)
         self._runner = runner
         self._scheduler = Scheduler(
             scheduler,
@@ -120,7 +125,6 @@ class EngineCore:
         """All answers of a request that asked for several, by its id, until none is left."""
         self._answers: dict[int, AnswerText] = {}
         self._withheld = Withheld()
-        self._draft_model = scheduler.draft_model
         self._step = 0
         self._last_time = 0.0
         self._last_plan: SchedulerOutput | None = None
@@ -184,12 +188,16 @@ class EngineCore:
     def reconfigure(self, scheduler: SchedulerConfig) -> None:
         """Change the scheduler's knobs with the next step: the discipline once the batch has drained, everything else
         at once. ConfigError where a knob cannot change while a model is loaded."""
-        if scheduler.draft_model is not None and scheduler.draft_model != self._draft_model:
-            raise ConfigError(
-                f"speculative is {scheduler.speculative!r}: a draft model is loaded together with the model; "
-                "load the model again with it"
-            )
+        self._refuse_other_drafts(scheduler)
         self._inbox.append(_Change(scheduler))
+
+    def _refuse_other_drafts(self, scheduler: SchedulerConfig) -> None:
+        asked, loaded = scheduler.speculative, self._proposer
+        if asked not in (SPECULATION_OFF, loaded):
+            raise ConfigError(
+                f"speculative is {asked!r}, but this engine can only change between {SPECULATION_OFF} and {loaded}: "
+                f"what drafts is loaded with the model. Load it again with --speculative {asked}."
+            )
 
     @property
     def has_work(self) -> bool:

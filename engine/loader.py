@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from engine.config import SPECULATION_OFF, STARTER_MODEL, ConfigError, EngineConfig, SchedulerConfig
+from engine.config import STARTER_MODEL, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.execution.device import DeviceChoice, choose_device, cpu_choice, make_backend
 from engine.execution.draft_model import DraftModel
@@ -55,18 +55,6 @@ class LoadedEngine:
     codec: TextCodec
     make_core: Callable[..., EngineCore]
     """:class:`EngineCore` with all that the load decided: wants ``scheduler``; whatever else is named replaces it."""
-    proposer: str
-    """Who drafts while speculation is on, as ``SchedulerConfig.speculative`` names it: n-grams, or a draft model, which
-    is loaded with the model."""
-
-    def speculation_refusal(self, speculative: str) -> str | None:
-        """Why speculation cannot be changed to that without loading the model again; None: it can."""
-        if speculative in (SPECULATION_OFF, self.proposer):
-            return None
-        return (
-            f"speculative is {speculative!r}, but this engine can only change between {SPECULATION_OFF} and "
-            f"{self.proposer}: a draft model is loaded with the model. Load it again with --speculative {speculative}."
-        )
 
     def fresh_core(
         self, scheduler: SchedulerConfig, *, prefix_cache: bool | None = None, seed: int | None = None
@@ -78,9 +66,6 @@ class LoadedEngine:
         its owner's last token does not matter (:mod:`kernels.cpu.attention` says why). Raises :class:`ConfigError`
         for drafts that this engine was not loaded with.
         """
-        refusal = self.speculation_refusal(scheduler.speculative)
-        if refusal is not None:
-            raise ConfigError(refusal)
         changes = {"prefix_cache": prefix_cache, "seed": seed, "token_budget": scheduler.max_num_batched_tokens}
         return self.make_core(scheduler=scheduler, **{name: v for name, v in changes.items() if v is not None})
 
@@ -118,6 +103,7 @@ def load_engine(
         costs=ready.costs,
         block_size=config.cache.block_size,
         prefix_cache=config.cache.prefix_cache,
+        proposer=ready.proposer.name,
         max_model_len=ready.max_model_len,
         vocab_size=ready.spec.vocab_size,
         token_budget=ready.token_budget,
@@ -132,7 +118,7 @@ def load_engine(
     # What is loaded stays: a collection within a step need not walk through it.
     gc.collect()
     gc.freeze()
-    return LoadedEngine(core, info, codec, make_core, ready.proposer.name)
+    return LoadedEngine(core, info, codec, make_core)
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,14 +300,16 @@ def test_speculation_changes_without_loading_where_nothing_has_to_be_loaded(fold
     assert run(probe, prompts) == expected
     assert drafted(probe)[0] > 0
     speculative = f"draft:{folder}"
-    assert plain.speculation_refusal("ngram") is None and plain.speculation_refusal("off") is None
-    refusal = plain.speculation_refusal(speculative)
-    assert refusal is not None and speculative in refusal and "loaded with the model" in refusal
+    plain.core.reconfigure(SchedulerConfig(speculative="ngram"))
+    with pytest.raises(ConfigError, match=f"{speculative}.*loaded with the model"):
+        plain.core.reconfigure(SchedulerConfig(speculative=speculative))
     with pytest.raises(ConfigError, match="loaded with the model"):
         plain.fresh_core(SchedulerConfig(speculative=speculative))
-    drafting = load(folder, speculative)
-    assert drafting.speculation_refusal("off") is None and drafting.speculation_refusal(speculative) is None
-    assert drafting.speculation_refusal("ngram") is not None
+    drafting = load(folder, speculative).fresh_core(SchedulerConfig())
+    for allowed in (speculative, "off"):
+        drafting.reconfigure(SchedulerConfig(speculative=allowed))
+    with pytest.raises(ConfigError, match=r"ngram.*only change between off and draft"):
+        drafting.reconfigure(SchedulerConfig(speculative="ngram"))
 
 
 def test_a_model_of_other_tokens_cannot_draft(folder: Path, tiny: SavedModel, tmp_path: Path) -> None:
