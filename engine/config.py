@@ -67,7 +67,8 @@ class CacheConfig:
             self.num_blocks is None or self.num_blocks >= 1, f"kv_blocks is {self.num_blocks}; it must be at least 1"
         )
         _require(
-            self.swap_blocks is None or self.swap_blocks >= 0, f"swap_blocks is {self.swap_blocks}; it must be 0 or more"
+            self.swap_blocks is None or self.swap_blocks >= 0,
+            f"swap_blocks is {self.swap_blocks}; it must be 0 or more",
         )
 
 
@@ -119,9 +120,7 @@ class SchedulerConfig:
         _one_of("static_delivery", self.static_delivery, STATIC_DELIVERIES)
         ratio = self.waiting_served_ratio
         _require(math.isfinite(ratio) and ratio >= 0, f"waiting_served_ratio is {ratio}; it must be 0 or more")
-        _require(
-            self.max_waiting_tokens >= 0, f"max_waiting_tokens is {self.max_waiting_tokens}; it must be 0 or more"
-        )
+        _require(self.max_waiting_tokens >= 0, f"max_waiting_tokens is {self.max_waiting_tokens}; it must be 0 or more")
         _require(
             self.speculative in (SPECULATION_OFF, SPECULATION_NGRAM) or self.draft_model is not None,
             f"speculative is {self.speculative!r}; it must be off, ngram or draft:FOLDER",
