@@ -11,11 +11,8 @@ from tests.oracles import (
     EDGE_LENGTHS,
     EngineProbe,
     assert_cold,
-    cold_answer,
     kinds_of,
     make_core,
-    preemptions_of,
-    prefilled_tokens,
 )
 from tests.scheduling.common import assert_answer, plan_of, tokens
 
@@ -277,23 +274,6 @@ def test_recompute_is_a_prefill_of_all_and_one_sample() -> None:
     assert_answer(probe, victim, [2] * 3, 40)
 
 
-@pytest.mark.parametrize("prefix_cache", [False, True])
-@pytest.mark.parametrize("outputs", [1, 15, 16, 17])
-def test_preemption_after_any_number_of_outputs_changes_no_answer(outputs: int, prefix_cache: bool) -> None:
-    core = make_core(num_blocks=64, max_num_seqs=1, order="priority", prefix_cache=prefix_cache)
-    probe = EngineProbe(core)
-    victim = probe.add([1, 2, 3, 4, 5], tokens(40), priority=1)
-    while len(probe.answers[victim].token_ids) < outputs:
-        probe.step()
-    probe.add([7, 7], tokens(3), priority=0)
-    probe.run()
-    assert len(preemptions_of(probe, victim)) == 1
-    answer = probe.answers[victim]
-    assert answer.token_ids == cold_answer([1, 2, 3, 4, 5], 40), "no repeat, no gap"
-    assert answer.last is not None and answer.last.preemptions == 1
-    assert probe.records[-1].totals.output_tokens == 43
-
-
 def test_resuming_on_its_own_cached_blocks_computes_the_rest_only() -> None:
     core = make_core(num_blocks=16, block_size=4, max_num_seqs=1, order="priority")
     probe = EngineProbe(core)
@@ -310,16 +290,6 @@ def test_resuming_on_its_own_cached_blocks_computes_the_rest_only() -> None:
     assert_answer(probe, victim, list(range(12)), 20)
     last = probe.answers[victim].last
     assert last is not None and last.cached_tokens == 0, "its own blocks save nothing of the prompt at first admission"
-
-
-def test_two_long_requests_in_a_pool_for_one_and_a_half_do_not_chase_each_other() -> None:
-    probe = EngineProbe(make_core(num_blocks=1_000 // 16, prefix_cache=False, token_budget=128))
-    ids = [probe.add([i] * 600, tokens(200)) for i in range(2)]
-    probe.run()
-    for i, request_id in enumerate(ids):
-        assert_answer(probe, request_id, [i] * 600, 200)
-    assert prefilled_tokens(probe.records) <= 2 * 1_200
-    assert probe.records[-1].totals.preemptions == len(probe.of(Preempted))
 
 
 @pytest.mark.parametrize("prefix_cache", [False, True])

@@ -39,10 +39,13 @@ class _Batch:
     """Tokens of each row when it joined."""
     padded: int
     """The most of them."""
+    width: int
+    """Tokens that every row has blocks for, once they are reserved."""
     steps: int
     computed_tokens: int
     padding_tokens: int
     """What had been computed before it began."""
+    reserved: bool = False
     prefilling: bool = True
 
 
@@ -65,9 +68,15 @@ class Planner(Discipline):
         elif (head := desk.waiting.head()) is not None:
             desk.defer(head, "batch", 1, 0)
         batch = self._batch
-        if batch is not None and batch.prefilling:
+        if batch is None:
+            return
+        if not batch.reserved:
+            batch.reserved = all(desk.reserve(request, batch.width) for request in desk.running)
+            if not batch.reserved:
+                return
+        if batch.prefilling:
             batch.prefilling = self._plan_prefill(desk, batch)
-        if batch is not None and not batch.prefilling:
+        if not batch.prefilling:
             for request in desk.running:
                 if request.status is RequestStatus.ENDED:
                     desk.padding[request] = 1
@@ -93,12 +102,18 @@ class Planner(Discipline):
             longest, most_left = max(longest, length), max(most_left, head.footprint - length)
         if not lengths:
             return None
-        for request in lengths:
-            desk.reserve(request, longest + most_left)
         self._count += 1
         totals = desk.totals
         desk.tell(BatchStarted(self._count, [request.request_id for request in lengths], longest))
-        return _Batch(self._count, lengths, longest, totals.steps, totals.computed_tokens, totals.padding_tokens)
+        return _Batch(
+            number=self._count,
+            lengths=lengths,
+            padded=longest,
+            width=longest + most_left,
+            steps=totals.steps,
+            computed_tokens=totals.computed_tokens,
+            padding_tokens=totals.padding_tokens,
+        )
 
     def _plan_prefill(self, desk: PlanningDesk, batch: _Batch) -> bool:
         """Plan prompts and their padding within the budget; False where all are computed."""
