@@ -135,8 +135,8 @@ class FairQueue:
         self._listed: set[str] = set()
         """Users with an entry in that heap: one each, which may outlast their waiting."""
         self._served: dict[str, float] = {}
-        self._last_left = 0.0
-        """Counter of the user who left the queue last."""
+        self._last_left = ""
+        """The user who left the queue last."""
         self._size = 0
 
     def __len__(self) -> int:
@@ -164,7 +164,7 @@ class FairQueue:
         queue.forget(request)
         if not len(queue):
             del self._queues[request.user]
-            self._last_left = self._served[request.user]
+            self._last_left = request.user
             self._forget_idle_users()
 
     def in_order(self) -> list[Request]:
@@ -182,8 +182,8 @@ class FairQueue:
 
     def _lift(self, user: str) -> None:
         first = self._first_user()
-        least = self._last_left if first is None else self._served[first]
-        self._served[user] = max(self._served.get(user, 0.0), least)
+        least = self.served(self._last_left if first is None else first)
+        self._served[user] = max(self.served(user), least)
 
     def _first_user(self) -> str | None:
         users = self._users
@@ -199,11 +199,17 @@ class FairQueue:
         return None
 
     def _forget_idle_users(self) -> None:
-        if len(self._served) <= 2 * MAX_IDLE_USERS + len(self._queues):
-            return
-        idle = sorted((user for user in self._served if user not in self._queues), key=self._served.__getitem__)
-        for user in idle[:-MAX_IDLE_USERS]:
-            del self._served[user]
+        """O(1) amortised: only once those who do not wait outnumber those who do."""
+        queues, served = self._queues, self._served
+        too_many = len(served) > 2 * MAX_IDLE_USERS + len(queues)
+        if too_many:
+            idle = sorted((u for u in served if u not in queues and u != self._last_left), key=served.__getitem__)
+            for user in idle[:-MAX_IDLE_USERS]:
+                del served[user]
+        if too_many or len(self._users) > 2 * len(queues) + 64:
+            self._users = [(served[user], user) for user in queues]
+            heapq.heapify(self._users)
+            self._listed = set(queues)
 
 
 class WaitingLine:
