@@ -110,7 +110,7 @@ class Trace:
             "static_delivery": rng.choice(STATIC_DELIVERIES),
             "waiting_served_ratio": rng.choice([0.0, 0.3, 2.0]),
             "max_waiting_tokens": rng.choice([0, 4, 20]),
-            "speculative": rng.choice(["off", "ngram"]),
+            "speculative": rng.choice(["off", core._proposer]),
             "draft_tokens": rng.randint(1, 5),
         }
         names = rng.sample(sorted(values), rng.randint(1, 4))
