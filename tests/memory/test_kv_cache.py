@@ -294,3 +294,36 @@ def test_a_request_that_comes_back_and_leaves_in_the_same_step_moves_nothing() -
     moves = manager.take_moves()
     assert moves.swap_in == [] and moves.swap_out == [] and manager.host.num_free == 4
     cache.check()
+
+
+def family_of_which_the_first_comes_back(cache: Cache) -> tuple[Request, Request]:
+    """A prompt of a full and a half block whose request is swapped in, and another answer that joins in that step."""
+    manager = cache.manager
+    parent, _ = cache.admit([1, 2, 3, 4, 5, 6])
+    manager.swap_out(parent)
+    parent.status = RequestStatus.SWAPPED
+    manager.take_moves()
+    # What the device still knew is gone, so that only the parent's own blocks are left to share.
+    manager.release(cache.admit(list(range(50, 50 + 4 * manager.num_blocks)))[0])
+    assert manager.join(parent, manager.look_up(parent), 7)
+    parent.status = RequestStatus.RUNNING
+    return parent, cache.branch(parent)
+
+
+def test_a_copy_is_not_made_of_a_block_that_is_only_on_its_way_from_the_host() -> None:
+    """Copies are done before blocks come in: the half-full block is computed again, the full one shared."""
+    cache = Cache(num_blocks=6, num_host_blocks=4)
+    parent, child = family_of_which_the_first_comes_back(cache)
+    moves = cache.manager.take_moves()
+    assert moves.copies == [] and len(moves.swap_in) == 2
+    assert child.block_ids[0] == parent.block_ids[0] and child.num_computed_tokens >= 4
+    cache.check(parent, child)
+
+
+def test_a_block_that_comes_back_still_does_where_another_answer_waits_for_it() -> None:
+    cache = Cache(num_blocks=6, num_host_blocks=4)
+    parent, child = family_of_which_the_first_comes_back(cache)
+    cache.manager.release(parent)
+    parent.status = RequestStatus.PREEMPTED
+    assert [block for _, block in cache.manager.take_moves().swap_in] == child.block_ids[:1]
+    cache.check(child)

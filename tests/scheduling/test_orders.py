@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 
 from engine.config import SchedulerConfig
+from engine.events import Admitted, Arrived
 from engine.request import Request, RequestStatus, SamplingParams
-from engine.scheduling.orders import HeapQueue, QueueOrder, WaitingQueue, yield_rank
+from engine.scheduling.orders import HeapQueue, QueueOrder, WaitingLine, WaitingQueue, yield_rank
+from tests.oracles import EngineProbe, make_core
 
 ORDERS = {
     "fcfs": SchedulerConfig(),
@@ -89,3 +92,80 @@ def test_an_arrival_outranks_strictly_lower_priorities_under_priority_only() -> 
 def test_the_lowest_priority_and_then_the_latest_arrival_yields_first() -> None:
     requests = [request(1, 5.0, 0), request(2, 1.0, 2), request(3, 3.0, 2), request(4, 9.0, 1)]
     assert [r.request_id for r in sorted(requests, key=yield_rank, reverse=True)] == [3, 2, 4, 1]
+
+
+# In an engine -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("ageing", [4.0, 12.0, 40.0])
+def test_ageing_bounds_who_may_overtake(ageing: float, seed: int) -> None:
+    """One level of priority is worth ``ageing`` seconds: whoever overtakes came at most that much later a level."""
+    rng = random.Random(seed)
+    clock = itertools.count()
+    core = make_core(
+        discipline="orca", max_num_seqs=1, order="priority", ageing=ageing, clock=lambda: float(next(clock))
+    )
+    probe, priorities = EngineProbe(core), dict[int, int]()
+    for _ in range(60):
+        priority = rng.randrange(4)
+        priorities[probe.add([1], SamplingParams(max_tokens=rng.randint(1, 3)), priority=priority)] = priority
+        for _ in range(rng.randrange(3)):
+            probe.step()
+    probe.run()
+    arrivals = {event.request_id: event.arrival_time for event in probe.of(Arrived)}
+    order = [event.request_id for event in probe.of(Admitted)]
+    overtaken = 0
+    for place, earlier in enumerate(order):
+        for later in order[place + 1 :]:
+            if arrivals[later] < arrivals[earlier]:
+                overtaken += 1
+                levels = priorities[later] - priorities[earlier]
+                assert levels > 0 and arrivals[earlier] <= arrivals[later] + levels * ageing
+    assert overtaken > 0
+
+
+@pytest.mark.parametrize(("ageing", "starves"), [(None, True), (5.0, False)])
+def test_a_stream_of_higher_priorities_starves_the_low_only_where_priorities_are_strict(
+    ageing: float | None, starves: bool
+) -> None:
+    now = 0.0
+    core = make_core(discipline="orca", max_num_seqs=1, order="priority", ageing=ageing, clock=lambda: now)
+    probe = EngineProbe(core)
+    probe.add([1], SamplingParams(max_tokens=2), priority=0)
+    probe.step()
+    low = probe.add([2], SamplingParams(max_tokens=2), priority=3)
+    admitted_at = None
+    for step in range(60):
+        now = float(step)
+        if step % 2 == 0:
+            probe.add([3], SamplingParams(max_tokens=2), priority=0)
+        probe.step()
+        if admitted_at is None and any(event.request_id == low for event in probe.of(Admitted)):
+            admitted_at = now
+    assert (admitted_at is None) == starves
+    if admitted_at is not None:
+        # At most 3 levels · 5 seconds of arrivals go before it, 8 requests of 2 steps each.
+        assert admitted_at <= 3 * 5.0 + 4
+    probe.run()
+
+
+def test_a_line_is_rearranged_in_any_order_with_the_swapped_still_first() -> None:
+    line = WaitingLine(QueueOrder(ORDERS["fcfs"]), ORDERS["fcfs"])
+    rng = random.Random(1)
+    everyone = [request(i, rng.random(), rng.randrange(5)) for i in range(1, 2_000)]
+    for one in everyone[:50]:
+        one.status = RequestStatus.SWAPPED
+    for one in everyone:
+        line.push(one)
+    for name, config in [*ORDERS.items(), ("fair", SchedulerConfig(order="fair"))]:
+        line.arrange(QueueOrder(config), config, line.in_order())
+        key = "fcfs" if name == "fair" else name
+        swapped = sorted(everyone[:50], key=lambda r: expected_key(key, r))
+        waiting = sorted(everyone[50:], key=lambda r: expected_key(key, r))
+        assert line.in_order() == [*swapped, *waiting] and len(line) == len(everyone)
+        overtakes = config.order == "priority" and waiting[0].priority < swapped[0].priority
+        assert line.head() is (waiting[0] if overtakes else swapped[0])
+        line.closed = True
+        assert line.head() is None and line.first() is not None
+        line.closed = False
