@@ -196,7 +196,7 @@ class EngineCore:
         if asked not in (SPECULATION_OFF, loaded):
             raise ConfigError(
                 f"speculative is {asked!r}, but this engine can only change between {SPECULATION_OFF} and {loaded}: "
-                f"what drafts is loaded with the model. Load it again with --speculative {asked}."
+                f"a draft model is loaded with the model. Load it again with --speculative {asked}."
             )
 
     @property
