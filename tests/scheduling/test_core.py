@@ -43,7 +43,7 @@ class Logprob:
 
 
 class ScriptedRunner:
-    """Answers every request with the same given tokens, ``burst`` a step."""
+    """Answers every request with the same given tokens, ``burst`` a step: all but one of them accepted drafts."""
 
     def __init__(self, script: list[int], burst: int = 1) -> None:
         self.script = script
@@ -59,8 +59,8 @@ class ScriptedRunner:
             [Logprob(token, -0.5, [(token, -0.5)]) for token in ids] if request.params.logprobs is not None else []
             for request, ids in zip(output.requests, token_ids, strict=True)
         ]
-        prepare, forward, sample = self.seconds
-        return ModelRunnerOutput(token_ids, logprobs, {}, prepare, forward, sample)
+        drafts = [max(len(ids) - 1, 0) for ids in token_ids] if self.burst > 1 else []
+        return ModelRunnerOutput(token_ids, logprobs, {}, *self.seconds, drafts=drafts)
 
 
 def scripted(script: list[int], burst: int = 1, **options: Any) -> EngineProbe:
