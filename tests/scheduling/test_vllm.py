@@ -13,6 +13,7 @@ from tests.oracles import (
     assert_cold,
     kinds_of,
     make_core,
+    preemptions_of,
 )
 from tests.scheduling.common import assert_answer, plan_of, tokens
 
@@ -290,6 +291,36 @@ def test_resuming_on_its_own_cached_blocks_computes_the_rest_only() -> None:
     assert_answer(probe, victim, list(range(12)), 20)
     last = probe.answers[victim].last
     assert last is not None and last.cached_tokens == 0, "its own blocks save nothing of the prompt at first admission"
+
+
+@pytest.mark.parametrize("discipline", ["vllm", "trtllm-max-util"])
+def test_a_preempted_request_comes_back_when_all_can_grow_for_as_long_as_that_takes(discipline: str) -> None:
+    probe = EngineProbe(
+        make_core(discipline=discipline, num_blocks=9, block_size=4, prefix_cache=False, token_budget=4)
+    )
+    first, second = probe.add([1, 1], tokens(11)), probe.add([2, 2], tokens(16))
+    victim = probe.add([3] * 11, tokens(9))
+    while probe.answers[first].last is None:
+        probe.step()
+    assert len(preemptions_of(probe, victim)) == 1
+    probe.step()
+    # Its 13 tokens take 4 blocks and, at 4 a step, 4 steps: then it and the other have 17 tokens each, a block more.
+    told = probe.of(Deferred)[-1]
+    assert (told.request_id, told.reason, told.needed, told.available) == (victim, "resume", 4 + 2, 5)
+    probe.run()
+    assert len(preemptions_of(probe, victim)) == 1
+    assert_answer(probe, victim, [3] * 11, 9)
+    assert_answer(probe, second, [2, 2], 16)
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_a_request_that_never_ran_needs_no_more_than_its_blocks(preemption: str) -> None:
+    """The margin is for those who come back."""
+    probe = EngineProbe(make_core(num_blocks=4, block_size=4, preemption=preemption, num_host_blocks=4))
+    first, second = probe.add([1] * 8, tokens(2)), probe.add([2] * 8, tokens(1))
+    probe.step()
+    assert set(plan_of(probe)) == {first, second} and not probe.of(Deferred)
+    probe.run()
 
 
 @pytest.mark.parametrize("prefix_cache", [False, True])
