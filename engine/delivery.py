@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from engine.events import RequestState, StepTimings
@@ -63,14 +65,15 @@ def step_outputs(
     """What a step gave its rows. ``texts`` and ``errors`` by row; ``branched``: whether some are further answers to a
     prompt. Most rows gave a bare token, and their outputs come first."""
     new_tokens, logprobs = update.new_tokens, result.logprobs
-    special = {*update.ended, *texts, *(row for row, values in enumerate(logprobs) if values)}
+    special = {*update.ended, *texts}
+    if any(logprobs):
+        special.update(row for row, values in enumerate(logprobs) if values)
     if branched:
         special.update(range(len(plan.requests)))
-    outputs = [
-        Output(request.request_id, now, tokens)
-        for row, (request, tokens) in enumerate(zip(plan.requests, new_tokens, strict=True))
-        if tokens and row not in special
-    ]
+    bare: Iterable[tuple[Request, list[int]]] = zip(plan.requests, new_tokens, strict=True)
+    if special:
+        bare = [pair for row, pair in enumerate(bare) if row not in special]
+    outputs = [Output(request.request_id, now, tokens) for request, tokens in bare if tokens]
     for row in sorted(special):
         request, tokens, text = plan.requests[row], new_tokens[row], texts.get(row, "")
         values = [TokenLogprob(p.token_id, p.logprob, p.top) for p in logprobs[row][: len(tokens)]] if logprobs else []

@@ -91,17 +91,24 @@ class BlockPool:
                 else:
                     cached[block] = None
 
-    def find(self, digest: bytes) -> int | None:
-        """The block with this content, referenced or cached."""
-        return self._by_digest.get(digest)
+    def find(self, digests: Sequence[bytes]) -> list[int]:
+        """The blocks with these contents, referenced or cached, up to the first content that none has."""
+        found, by_digest = list[int](), self._by_digest
+        for digest in digests:
+            block = by_digest.get(digest)
+            if block is None:
+                break
+            found.append(block)
+        return found
 
-    def register(self, block: int, digest: bytes) -> bool:
-        """Make a full, referenced block findable. False where another block with this content already is."""
-        if digest in self._by_digest:
-            return False
-        self._by_digest[digest] = block
-        self.digests[block] = digest
-        return True
+    def register(self, blocks: Sequence[int], digests: Sequence[bytes]) -> list[int]:
+        """Make full, referenced blocks findable: those of them whose content no other block has already."""
+        registered, by_digest = list[int](), self._by_digest
+        for block, digest in zip(blocks, digests, strict=True):
+            if by_digest.setdefault(digest, block) == block:
+                self.digests[block] = digest
+                registered.append(block)
+        return registered
 
     def registered_blocks(self) -> list[int]:
         """Blocks that have a digest, with or without references, in order of id."""

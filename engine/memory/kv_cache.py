@@ -126,23 +126,14 @@ class KVCacheManager:
     def find_prefix(self, request: Request) -> list[int]:
         """The cached blocks that a waiting request's tokens begin with. At least one token is left to compute, since a
         step that computes nothing has no logits to sample from."""
-        hits: list[int] = []
-        find = self.pool.find
-        for digest in request.block_hashes[: (len(request.token_ids) - 1) // self.block_size]:
-            block = find(digest)
-            if block is None:
-                break
-            hits.append(block)
-        return hits
+        return self.pool.find(request.block_hashes[: (len(request.token_ids) - 1) // self.block_size])
 
     def register_full_blocks(self, request: Request) -> None:
         """Make the blocks that the last step filled findable; called where it has reached ``cache_edge``."""
-        size, table, digests = self.block_size, request.block_ids, request.block_hashes
-        full = request.num_computed_tokens // size
+        size = self.block_size
+        first, full = request.cache_edge // size - 1, request.num_computed_tokens // size
         self._extend_digests(request, full)
-        first = request.cache_edge // size - 1
-        register = self.pool.register
-        cached = [table[i] for i in range(first, full) if register(table[i], digests[i])]
+        cached = self.pool.register(request.block_ids[first:full], request.block_hashes[first:full])
         request.cache_edge = (full + 1) * size
         if cached:
             self._events.append(BlocksCached(request.request_id, cached))

@@ -36,22 +36,20 @@ def take_results(
     ends = list(map(add, output.starts, output.num_new_tokens))
     update = StepUpdate(list(result.token_ids), ends)
     kinds = _kinds_that_count(output, result, update)
-    rows = range(len(ends))
+    rows, drafted = range(len(ends)), bool(result.drafts)
     for row, request, kind, end, sampled in zip(rows, output.requests, kinds, ends, result.token_ids, strict=True):
-        tokens = request.token_ids
         if kind != _DECODE:
             if kind == _PADDING:
                 ends[row] = request.num_computed_tokens
                 continue
             _count_prefill(counters, request, output.starts[row], end)
-            if sampled and len(tokens) == request.num_prompt_tokens:
+            if sampled and end == request.num_prompt_tokens:
                 update.first_rows.append(row)
-        tokens += sampled
-        if len(tokens) >= request.length_limit or not request.stop_token_ids.isdisjoint(sampled):
-            _end_answer(request, row, update)
-        if len(sampled) > 1:
-            # The accepted drafts have been computed too; the token behind the last of them has not.
-            end = ends[row] = min(end + len(sampled) - 1, len(tokens))
+        if sampled:
+            request.token_ids += sampled
+            # The ordinary row gives one token, behind which its answer goes on.
+            if drafted or sampled[0] in request.stop_token_ids or end + 1 >= request.length_limit:
+                end = ends[row] = _look_closely(request, row, end, update)
         request.num_computed_tokens = end
         if end >= request.cache_edge:
             memory.register_full_blocks(request)
@@ -59,19 +57,22 @@ def take_results(
     return update
 
 
-def _end_answer(request: Request, row: int, update: StepUpdate) -> None:
-    """Look for the end among the tokens just appended, and take back what is behind it."""
+def _look_closely(request: Request, row: int, end: int, update: StepUpdate) -> int:
+    """Cut the tokens just appended behind position ``end`` where the answer is over: its computed tokens."""
     tokens, sampled = request.token_ids, update.new_tokens[row]
-    for length, token in enumerate(sampled, start=len(tokens) - len(sampled) + 1):
+    # Accepted drafts have been computed too; the token behind the last of them has not.
+    computed = end + len(sampled) - 1
+    for length, token in enumerate(sampled, start=end + 1):
         if token in request.stop_token_ids and length >= request.min_length:
             update.ended[row] = FinishReason.STOP
         elif length >= request.length_limit:
             update.ended[row] = FinishReason.LENGTH
         else:
             continue
-        update.new_tokens[row] = sampled[: len(sampled) - (len(tokens) - length)]
+        update.new_tokens[row] = sampled[: length - end]
         del tokens[length:]
-        return
+        break
+    return min(computed, len(tokens))
 
 
 def _kinds_that_count(output: SchedulerOutput, result: ModelRunnerOutput, update: StepUpdate) -> list[int]:

@@ -36,21 +36,21 @@ def test_unfindable_blocks_go_before_cached_ones_and_the_tail_of_a_sequence_befo
     pool = BlockPool(6)
     first, second = take(pool, 3), take(pool, 2)
     for block in (*first, *second):
-        assert pool.register(block, bytes([block]))
+        assert pool.register([block], [bytes([block])]) == [block]
     pool.release(first)
     pool.release(second)
     assert (pool.num_free, pool.num_cached) == (1, 5)
     evicted: list[int] = []
     taken = pool.take(4, evicted)
     assert taken[1:] == evicted == first[::-1], "the free one first, then the older sequence from its tail"
-    assert pool.find(bytes([first[0]])) is None and pool.find(bytes([second[0]])) == second[0]
+    assert pool.find([bytes([first[0]])]) == [] and pool.find([bytes([second[0]])]) == [second[0]]
 
 
 def test_a_touched_block_is_not_given_away() -> None:
     pool = BlockPool(3)
     blocks = take(pool, 3)
     for block in blocks:
-        pool.register(block, bytes([block]))
+        pool.register([block], [bytes([block])])
     pool.release(blocks)
     pool.share([blocks[2]])  # the one that would go first
     assert blocks[2] not in take(pool, 2)
@@ -61,18 +61,16 @@ def test_a_touched_block_is_not_given_away() -> None:
 def test_equal_contents_are_known_once() -> None:
     pool = BlockPool(2)
     one, other = take(pool, 2)
-    assert pool.register(one, b"same")
-    assert not pool.register(other, b"same")
+    assert pool.register([one, other], [b"same", b"same"]) == [one]
     pool.release([other])
-    assert pool.find(b"same") == one and pool.num_free == 1
+    assert pool.find([b"same", b"other", b"same"]) == [one] and pool.num_free == 1
 
 
 def test_the_index_never_outgrows_the_pool() -> None:
     pool = BlockPool(64)
     for number in range(10_000):
         blocks = take(pool, 2)
-        for half, block in enumerate(blocks):
-            pool.register(block, number.to_bytes(4, "little") + bytes([half]))
+        pool.register(blocks, [number.to_bytes(4, "little") + bytes([half]) for half in range(2)])
         pool.release(blocks)
     assert len(pool.registered_blocks()) <= 64
 
@@ -98,7 +96,7 @@ def test_random_operations_against_a_model(seed: int) -> None:
             gone = {digest for digest, block in known.items() if block in evicted}
             for digest in gone:
                 del known[digest]
-                assert pool.find(digest) is None
+                assert pool.find([digest]) == []
             assert not set(blocks) & set(known.values()), "a findable block was handed out"
             tables.append(blocks)
         elif choice < 0.7 and tables:
@@ -106,11 +104,11 @@ def test_random_operations_against_a_model(seed: int) -> None:
         elif choice < 0.85 and tables:
             block, digest = rng.choice(rng.choice(tables)), rng.randbytes(1)
             if pool.digests[block] is None:
-                assert pool.register(block, digest) == (digest not in known)
+                assert pool.register([block], [digest]) == ([] if digest in known else [block])
                 known.setdefault(digest, block)
         elif known:
             digest = rng.choice(list(known))
-            assert pool.find(digest) == known[digest]
+            assert pool.find([digest]) == [known[digest]]
             pool.share([known[digest]])
             tables.append([known[digest]])
         if operation % 50 == 0:
@@ -122,7 +120,7 @@ def test_check_sees_each_kind_of_damage() -> None:
     def damaged(harm: str) -> BlockPool:
         pool = BlockPool(4)
         blocks = take(pool, 2)
-        pool.register(blocks[0], b"x")
+        pool.register([blocks[0]], [b"x"])
         pool.release([blocks[0]])
         if harm == "count":
             pool.ref_counts[blocks[1]] += 1

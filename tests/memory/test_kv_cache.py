@@ -199,7 +199,7 @@ def test_copy_on_write_in_the_middle_of_a_block() -> None:
         manager.release(child)
     cache.check(parent)
     cache.decode(parent, 13)
-    assert manager.pool.find(parent.block_hashes[1]) == half, "the full block is known by its own contents"
+    assert manager.pool.find([parent.block_hashes[1]]) == [half], "the full block is known by its own contents"
 
 
 def test_a_branch_at_the_edge_of_a_block_copies_nothing() -> None:
