@@ -211,6 +211,8 @@ class EngineCore:
         began = self._clock()
         outputs: list[Output] = []
         self._take_inbox(began, outputs)
+        if left := self._scheduler.settle({}):  # an abort took the last row that the others stayed for
+            outputs += self._let_go(left, [], began, {})
         plan = self._scheduler.schedule(self._step + 1, began)
         scheduled = self._clock()
         if plan is None:
@@ -231,11 +233,7 @@ class EngineCore:
         room = self._scheduler.room()
         left = self._scheduler.settle({plan.requests[row]: reason for row, reason in update.ended.items()})
         given = step_outputs(plan, update, result, texts, errors, ended_at, branched=bool(self._families))
-        gone = list(left)
-        for request in left:
-            given += self._forget(request, ended_at, errors)
-            gone += request.branches
-        outputs += self._withheld.pass_on(given, gone, ended_at, holding=self._scheduler.discipline.withholds_answers)
+        outputs += self._let_go(left, given, ended_at, {plan.requests[row]: why for row, why in errors.items()})
         self._last_plan = plan
         return StepResult(self._record(began, timings, (plan, result, update), room), outputs)
 
@@ -265,11 +263,22 @@ class EngineCore:
         answer = self._answers.get(request.request_id)
         text = "" if answer is None or request.status is RequestStatus.ENDED else answer.flush()
         self._scheduler.finish(request, FinishReason.ABORT)
-        given = [last_output(request, now, [], text), *self._forget(request, now, {})]
+        given = [last_output(request, now, [], text), *self._forget(request, now)]
         outputs += self._withheld.pass_on(given, [request, *request.branches], now, holding=False)
         request.branches = []
 
-    def _forget(self, request: Request, now: float, errors: dict[int, str]) -> list[Output]:
+    def _let_go(
+        self, left: list[Request], given: list[Output], now: float, messages: dict[Request, str]
+    ) -> list[Output]:
+        """Forget those that have left, ``messages`` saying why where it was an error; what clients get now of what was
+        ``given`` and of what was held back."""
+        gone = list(left)
+        for request in left:
+            given += self._forget(request, now, messages.get(request, ""))
+            gone += request.branches
+        return self._withheld.pass_on(given, gone, now, holding=self._scheduler.discipline.withholds_answers)
+
+    def _forget(self, request: Request, now: float, error: str = "") -> list[Output]:
         """Forget a request that has left. Other answers to its prompt that have not begun end with it, and these
         outputs say so."""
         client_id = request.request_id % BRANCH_STRIDE
@@ -279,7 +288,6 @@ class EngineCore:
             self._answers.pop(gone.request_id, None)
             if gone is not request:
                 gone.status, gone.finish_reason = RequestStatus.FINISHED, request.finish_reason
-                error = next(iter(errors.values()), "") if gone.finish_reason is FinishReason.ERROR else ""
                 given.append(last_output(gone, now, [], "", error=error))
         family = self._families.get(client_id)
         if family is not None and not any(member.request_id in self._requests for member in family):

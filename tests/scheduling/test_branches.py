@@ -109,6 +109,18 @@ def test_one_answer_in_error_ends_alone_and_a_prompt_in_error_ends_all() -> None
     assert all(last is not None and (last.finish_reason, last.error) == ("error", "poisoned") for last in lasts)
 
 
+def test_answers_that_end_with_a_prompt_in_error_get_its_message_and_not_a_neighbours() -> None:
+    probe = EngineProbe(make_core(block_size=4))
+    runner = probe.core._runner
+    assert isinstance(runner, KVCheckingRunner)
+    requests = [probe.add(range(i, i + 5), SamplingParams(max_tokens=5, n=2)) for i in range(3)]
+    runner.failures.update({request: f"error of {request}" for request in requests})
+    probe.run()
+    for request in requests:
+        lasts = [probe.answers[branch_id(request, index)].last for index in range(2)]
+        assert [last and last.error for last in lasts] == [f"error of {request}"] * 2
+
+
 def test_an_absurd_number_of_answers_is_refused_by_name() -> None:
     for n in (0, -1, 129, 10**6):
         with pytest.raises(RequestError, match="n is"):

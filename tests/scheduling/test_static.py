@@ -190,6 +190,14 @@ def test_predicted_and_measured_share_agree_when_nobody_is_aborted(seed: int, to
     assert totals.steps == sum(event.steps for event in probe.of(BatchEnded))
 
 
+def test_padding_is_computed_to_its_end_though_all_answers_end_with_their_first_token() -> None:
+    probe = static(token_budget=64)
+    lengths = {probe.add([7] * length, tokens(1)): (length, 1) for length in (100, 90, 5)}
+    probe.run()
+    batches_against_formulas(probe, lengths)
+    assert probe.records[-1].totals.padding_tokens == 10 + 95
+
+
 def test_lengths_that_vary_a_hundredfold_waste_most_of_the_work() -> None:
     """As 20 to 2,048 do, at a quarter of the size."""
     lengths = {}
@@ -285,7 +293,8 @@ def test_aborts_in_mid_batch(delivery: str, when: str, state: str) -> None:
     answer = probe.answers[victim]
     assert answer.token_ids == cold_answer(range(11), len(answer.token_ids))
     complete = state in ("ended", "last")
-    assert answer.finish_reason == ("length" if complete and delivery == "row" else "abort")
+    over = state == "last" and when == "during"  # the batch had ended, so that its last abort came too late
+    assert answer.finish_reason == ("length" if over or (complete and delivery == "row") else "abort")
     if complete:
         assert len(answer.token_ids) == 3
     if state != "last":
@@ -293,6 +302,25 @@ def test_aborts_in_mid_batch(delivery: str, when: str, state: str) -> None:
     later = probe.add([4], tokens(2))
     probe.run()
     assert_answer(probe, later, [4], 2)
+
+
+@pytest.mark.parametrize("delivery", STATIC_DELIVERIES)
+@pytest.mark.parametrize("max_tokens", [1, 3])
+def test_a_batch_ends_with_the_abort_of_the_last_row_that_goes_on(max_tokens: int, delivery: str) -> None:
+    """With one token each it is aborted in its prefill, and a row that went on would leave its blocks."""
+    probe = static(static_delivery=delivery, token_budget=64, block_size=4)
+    ended, aborted = probe.add([1] * 4, tokens(max_tokens)), probe.add([2] * 100, tokens(max_tokens * 9 - 8))
+    probe.step()
+    while not (probe.row(ended).status == RequestStatus.ENDED and probe.row(aborted).num_computed > 20):
+        probe.step()
+    steps, behind = probe.records[-1].totals.steps, probe.add([3], tokens(1))
+    probe.core.abort(aborted)
+    probe.step()
+    assert plan_of(probe) == {behind: 1}
+    assert probe.answers[ended].finish_reason == "length" and probe.answers[aborted].finish_reason == "abort"
+    assert probe.of(BatchEnded)[0].steps == steps
+    probe.run()
+    assert_answer(probe, ended, [1] * 4, max_tokens)
 
 
 @pytest.mark.parametrize("during", [False, True])

@@ -136,6 +136,8 @@ class Planner(Discipline):
         batch = self._batch
         if batch is None or not running or any(request.status is not RequestStatus.ENDED for request in running):
             return []
+        if batch.prefilling and any(batch.lengths[request] + request.padded < batch.padded for request in running):
+            return []  # all ended with their first token, and a padded prompt is still to be computed to its end
         rows = [(batch.lengths[request], len(request.token_ids) - batch.lengths[request]) for request in running]
         size, longest, most = len(rows), max(p for p, _ in rows), max(o for _, o in rows)
         useful = totals.computed_tokens - batch.computed_tokens
