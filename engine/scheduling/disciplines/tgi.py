@@ -7,10 +7,12 @@ Taken from the router of Text Generation Inference (its batching task and queue,
 - Those who join are taken from the head while their prompts fit into one prefill (``max_batch_prefill_tokens``: here
   the step's token budget; one longer prompt goes alone) and while prompt + ``max_tokens`` of all running and joining
   requests fit into ``max_batch_total_tokens`` (here the pool, in blocks). The first that does not fit ends the group.
-- The joining prefill is a step of its own, whole prompts only; then all decode together.
+- The joining prefill is a step of its own, whole prompts only; then all decode together. So at least one decode lies
+  between two joinings of a running batch, however many wait.
 
-Memory is reserved, so nothing is ever taken back. Left out: the padding of models without flash attention, the router's
-estimate of the budget by a warm-up, speculation by Medusa heads.
+Memory is reserved, so nothing is ever taken back. Left out: that a group which the limits cut below the ratio goes back
+to the queue; the padding of models without flash attention, the router's estimate of the budget by a warm-up,
+speculation by Medusa heads.
 """
 
 from __future__ import annotations
@@ -28,12 +30,15 @@ class Planner(Discipline):
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
         self._decodes_since_joining = 0
+        self._paused = False
+        """Whether running requests were kept from decoding by the last step: now it is their turn."""
 
     def plan(self, desk: PlanningDesk) -> None:
-        head = desk.waiting.head()
-        if head is not None and self._may_join(desk, head):
+        head, running = desk.waiting.head(), len(desk.running)
+        if head is not None and not (self._paused and running) and self._may_join(desk, head):
             while (head := desk.waiting.head()) is not None and desk.admit_reserving(head):
                 pass
+        self._paused = bool(desk.plan) and running > 0
         if desk.plan:
             self._decodes_since_joining = 0
         else:
