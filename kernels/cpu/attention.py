@@ -7,8 +7,9 @@ Storage of one layer; a slot is one token, a block ``block_size`` neighbouring s
 
 so a step writes its keys and values with one indexed copy, and a context is gathered block by block in one operation.
 
-Rows of a step are split in two. *Decodes* (one new token) are grouped by length and computed together, padded to the
-longest of their group; *chunks* (several new tokens) are computed one by one. Query heads that share a key head are
+Rows of a step are split in two. *Decodes* (one new token) in float32 are computed in place (:mod:`kernels.cpu.
+paged_decode`); in other types they are grouped by length and computed together, padded to the longest of their group.
+*Chunks* (several new tokens) are computed one by one. Query heads that share a key head are
 neighbours (head h reads kv head h // group), so a group of them is handled as if it were several queries of one head.
 
 Masked places hold zeros or the request's own values, never another request's: a block that is begun and not filled is
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from kernels.cpu.paged_decode import DecodePlan, attend_decodes, plan_decodes
 from kernels.spec import DecoderSpec, StepBatch
 
 MAX_GROUP_PADDING = 256
@@ -81,7 +83,10 @@ class Chunk:
 @dataclass(frozen=True, slots=True)
 class WindowPlan:
     window: int | None
+    in_place: DecodePlan | None
+    """The decodes in float32."""
     decodes: list[DecodeGroup]
+    """Those in other types."""
     chunks: list[Chunk]
 
 
@@ -89,11 +94,11 @@ class AttentionPlanner:
     """Plans one step: who is computed with whom, and the masks. One plan per different window of the layers."""
 
     def __init__(self, batch: StepBatch, block_size: int, spec: DecoderSpec) -> None:
-        self._block_size = block_size
+        self.block_size = block_size
         self._dtype = spec.dtype
         token_bytes = 2 * spec.num_kv_heads * spec.head_dim * spec.dtype.itemsize
         self._max_group_tokens = MAX_GROUP_BYTES * torch.get_num_threads() // token_bytes
-        self._tables = batch.block_tables.numpy()
+        self.tables = batch.block_tables.numpy()
         self._query_lens = batch.query_lens_list or np.diff(batch.query_start.numpy()).tolist()
         self._seq_lens = batch.seq_lens_list or batch.seq_lens.tolist()
         self._row_starts = batch.query_start.tolist()
@@ -102,9 +107,9 @@ class AttentionPlanner:
 
     def blocks_to_clear(self) -> list[int]:
         """Blocks that get their first token in this step and not their last: nothing of an owner before may stay."""
-        size = self._block_size
+        size = self.block_size
         return [
-            int(self._tables[request, seq_len // size])
+            int(self.tables[request, seq_len // size])
             for request, (query_len, seq_len) in enumerate(zip(self._query_lens, self._seq_lens, strict=True))
             if 0 < seq_len % size <= query_len
         ]
@@ -114,14 +119,19 @@ class AttentionPlanner:
             window = None
         found = self._plans.get(window)
         if found is None:
-            found = self._plans[window] = WindowPlan(window, self._plan_decodes(window), self._plan_chunks(window))
+            in_place, groups = None, list[DecodeGroup]()
+            if self._dtype == torch.float32:
+                in_place = plan_decodes(self._row_starts, self._query_lens, self._seq_lens, window)
+            else:
+                groups = self._plan_decodes(window)
+            found = self._plans[window] = WindowPlan(window, in_place, groups, self._plan_chunks(window))
         return found
 
     def _first_key(self, first_position: int, window: int | None) -> int:
         """Position of the first slot to gather: the block edge at or before the first visible key."""
         if window is None:
             return 0
-        return max(0, first_position - window + 1) // self._block_size * self._block_size
+        return max(0, first_position - window + 1) // self.block_size * self.block_size
 
     def _plan_decodes(self, window: int | None) -> list[DecodeGroup]:
         spans = []
@@ -147,12 +157,12 @@ class AttentionPlanner:
 
     def _decode_group(self, members: list[tuple[int, int, int]], window: int | None) -> DecodeGroup:
         length = members[0][0]
-        per_request = -(-length // self._block_size)
+        per_request = -(-length // self.block_size)
         blocks = np.zeros((len(members), per_request), dtype=np.int64)
         for i, (span, first, request) in enumerate(members):
-            begin = first // self._block_size
-            count = -(-span // self._block_size)
-            blocks[i, :count] = self._tables[request, begin : begin + count]
+            begin = first // self.block_size
+            count = -(-span // self.block_size)
+            blocks[i, :count] = self.tables[request, begin : begin + count]
         spans = np.array([span for span, _, _ in members])
         visible = np.arange(length) < spans[:, None]
         if window is not None:
@@ -170,7 +180,7 @@ class AttentionPlanner:
             first_key = self._first_key(start, window)
             blocks = None
             if start > 0:
-                table = self._tables[request, first_key // self._block_size : -(-seq_len // self._block_size)]
+                table = self.tables[request, first_key // self.block_size : -(-seq_len // self.block_size)]
                 blocks = torch.from_numpy(table.astype(np.int64))
             row = self._row_starts[request]
             pieces = self._pieces(query_len, start, first_key, window)
@@ -210,7 +220,9 @@ def causal_mask(
     return torch.zeros(queries, keys, dtype=dtype).masked_fill_(hidden, -torch.inf)
 
 
-def attend(qkv: torch.Tensor, storage: torch.Tensor, plan: WindowPlan, spec: DecoderSpec) -> torch.Tensor:
+def attend(
+    qkv: torch.Tensor, storage: torch.Tensor, planner: AttentionPlanner, window: int | None, spec: DecoderSpec
+) -> torch.Tensor:
     """Attention of all rows over their contexts, whose keys and values are in ``storage`` already.
 
     ``qkv`` is [T, (heads + 2 · kv_heads) · head_dim] after rotary, ``storage`` [blocks, block_size · 2 · kv_heads ·
@@ -220,6 +232,10 @@ def attend(qkv: torch.Tensor, storage: torch.Tensor, plan: WindowPlan, spec: Dec
     group = spec.num_heads // kv_heads
     q_size = spec.num_heads * head_dim
     out = qkv.new_empty(qkv.shape[0], q_size)
+    plan = planner.plan(window)
+    if plan.in_place is not None:
+        scale, size = spec.attention_scale, planner.block_size
+        attend_decodes(qkv, storage, planner.tables, plan.in_place, size, kv_heads, scale, out)
     for decode in plan.decodes:
         n = decode.rows.shape[0]
         query = qkv[:, :q_size].index_select(0, decode.rows).view(n, kv_heads, group, head_dim)

@@ -116,7 +116,7 @@ class CpuBackend:
             self._rotate(qk, step.rotation)
         storage = self._kv()[layer]
         storage.view(-1, qkv.shape[1] - q_size).index_copy_(0, batch.slot_mapping, qkv[:, q_size:])
-        attention = attend(qkv, storage, step.planner.plan(spec.layer_window(layer)), spec)
+        attention = attend(qkv, storage, step.planner, spec.layer_window(layer), spec)
         return Activations(stream.add_(weights.out(attention)))
 
     @torch.inference_mode()
