@@ -43,6 +43,8 @@ from tests.scheduler_cases import (
     run_pass,
 )
 
+END_IDS = frozenset({0, 2})
+"""A model's own: looked for in every token, never there."""
 TARGETS = {
     "256 running": 600,
     "256 running, 1,000 blocks": 600,
@@ -93,6 +95,7 @@ class CoreSubject:
             max_model_len=MAX_MODEL_LEN,
             vocab_size=VOCAB_SIZE,
             token_budget=setup.token_budget,
+            eos_token_ids=END_IDS,
         )
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
@@ -139,7 +142,8 @@ class SchedulerSubject:
         return self._scheduler.counters.preemptions
 
     def add(self, request_id: int, prompt: list[int], max_tokens: int) -> None:
-        request = Request(request_id, prompt, params_of(max_tokens), max_tokens=max_tokens)
+        params = params_of(max_tokens)
+        request = Request(request_id, prompt, params, max_tokens=max_tokens, stop_token_ids=END_IDS)
         self._requests[request_id] = request
         self._scheduler.memory.prepare(request)
         self._scheduler.add(request)
@@ -226,6 +230,17 @@ def rows_of(merged: dict[tuple[str, str], dict[str, Samples]]) -> list[dict[str,
     ]
 
 
+def flatness(results: dict[str, Samples]) -> str:
+    """How the least time of a step with 256 running changes with who waits and with the pool."""
+    least = {name: min(samples.seconds) for name, samples in results.items()}
+    parts = [
+        f"{least[name] / least['256 running'] - 1:+.0%} with {name.removeprefix('256 running, ')}"
+        for name in ("256 running, 100,000 waiting", "256 running, 1,000 blocks")
+        if name in least and "256 running" in least
+    ]
+    return ", ".join(parts)
+
+
 def table_of(merged: dict[tuple[str, str], dict[str, Samples]], discipline: str) -> Table:
     table = Table(title=f"{discipline}: µs, minimum / median", title_justify="left")
     columns = ["step", "scheduler", "vLLM"]
@@ -260,10 +275,10 @@ def main() -> None:
     console = Console(width=140)
     for discipline in options.disciplines:
         console.print(table_of(merged, discipline))
-    for row in rows_of(merged):
-        for name in ("preemptions_per_step", "mean_running", "rss_growth_mb", "object_growth"):
-            if name in row:
-                console.print(f"{row['discipline']} {row['column']}: {row['case']}: {name} {row[name]:,.2f}")
+    for (discipline, column), results in merged.items():
+        counts = {name: statistics.fmean(values) for each in results.values() for name, values in each.counts.items()}
+        facts = [flatness(results), *(f"{name.replace('_', ' ')} {value:,.2f}" for name, value in counts.items())]
+        console.print(f"{discipline}, {column}: {', '.join(filter(None, facts))}")
 
 
 if __name__ == "__main__":
