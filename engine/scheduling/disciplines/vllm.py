@@ -146,12 +146,13 @@ class Planner(Discipline):
         memory = desk.memory
         available, reason, margin = memory.num_available, "blocks", 0
         while True:
-            staying = [request for request in desk.running if request not in yielding] if yielding else desk.running
-            freed = memory.blocks_freed_by(yielding, joining.blocks) if yielding else 0
-            # The margin is for the running to grow into: without them there is none.
-            reason, margin = self._margin(desk, head, joining, staying) if staying else ("blocks", 0)
-            if needed + margin <= available + freed:
-                return True
+            room = available + (memory.blocks_freed_by(yielding, joining.blocks) if yielding else 0)
+            if needed <= room:
+                staying = [request for request in desk.running if request not in yielding] if yielding else desk.running
+                # The margin is for the running to grow into: without them there is none.
+                reason, margin = self._margin(desk, head, joining, staying) if staying else ("blocks", 0)
+                if needed + margin <= room:
+                    return True
             if not lower:
                 break
             yielding.append(lower.pop(0))
