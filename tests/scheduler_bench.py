@@ -277,8 +277,11 @@ def main() -> None:
         console.print(table_of(merged, discipline))
     for (discipline, column), results in merged.items():
         counts = {name: statistics.fmean(values) for each in results.values() for name, values in each.counts.items()}
-        facts = [flatness(results), *(f"{name.replace('_', ' ')} {value:,.2f}" for name, value in counts.items())]
-        console.print(f"{discipline}, {column}: {', '.join(filter(None, facts))}")
+        facts = [f"{name.replace('_', ' ')} {value:,.2f}" for name, value in counts.items()]
+        if flat := flatness(results):
+            facts.insert(0, flat)
+        if facts:
+            console.print(f"{discipline}, {column}: {', '.join(facts)}")
 
 
 if __name__ == "__main__":
