@@ -7,29 +7,16 @@ the engine is made of runs under ``-m slow``, with several seeds. What must hold
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from itertools import combinations, product
+from itertools import product
 from typing import Any
 
 import pytest
 
-from engine.config import DISCIPLINES, PREEMPTIONS, STATIC_DELIVERIES
+from engine.config import STATIC_DELIVERIES
 from engine.events import BatchEnded, BlockCopied, Deferred, Preempted, Recovered, SwapDropped, SwappedIn
+from tests.scheduling.pairs import CORE_DIMENSIONS, Case, covering, name_of, pairs_of, products, with_order
 from tests.scheduling.traces import run_trace
 
-ORDERS: dict[str, dict[str, Any]] = {
-    "fcfs": {"order": "fcfs"},
-    "priority": {"order": "priority"},
-    "ageing": {"order": "priority", "ageing": 3.0},
-    "fair": {"order": "fair", "user_weights": {"a": 3.0}},
-}
-CORE_DIMENSIONS: dict[str, tuple[Any, ...]] = {
-    "discipline": DISCIPLINES,
-    "order": tuple(ORDERS),
-    "preemption": PREEMPTIONS,
-    "prefix_cache": (True, False),
-    "speculative": ("off", "ngram", "draft:small"),
-}
 DIMENSIONS: dict[str, tuple[Any, ...]] = {
     **CORE_DIMENSIONS,
     "block_size": (1, 2, 16),
@@ -38,43 +25,10 @@ DIMENSIONS: dict[str, tuple[Any, ...]] = {
     "static_delivery": STATIC_DELIVERIES,
     "changes": (0.0, 0.05),
 }
-Case = dict[str, Any]
-
-
-def pairs_of(case: Case) -> set[tuple[tuple[str, Any], ...]]:
-    return set(combinations(sorted(case.items()), 2))
-
-
-def covering(dimensions: dict[str, tuple[Any, ...]]) -> list[Case]:
-    """Cases in which every two values of different dimensions meet: greedily, each begins with a pair not yet met and
-    takes for every other dimension the value that meets most."""
-    todo = {pair for case in products(dimensions, 2) for pair in pairs_of(case)}
-    cases = []
-    while todo:
-        case: Case = dict(min(todo, key=str))
-        for name in sorted(dimensions, key=lambda name: -len(dimensions[name])):
-            if name not in case:
-                values = dimensions[name]
-                case[name] = max(values, key=lambda value: len(pairs_of({**case, name: value}) & todo))
-        todo -= pairs_of(case)
-        cases.append({name: case[name] for name in dimensions})
-    return cases
-
-
-def products(dimensions: dict[str, tuple[Any, ...]], size: int) -> Iterator[Case]:
-    """Every combination of values of every ``size`` of the dimensions."""
-    for names in combinations(dimensions, size):
-        for values in product(*(dimensions[name] for name in names)):
-            yield dict(zip(names, values, strict=True))
 
 
 def run(case: Case, seed: int, **options: Any) -> Any:
-    settings = {"block_size": 2, **case, **options}
-    return run_trace(seed, **{**settings, **ORDERS[settings["order"]]})
-
-
-def name_of(case: Case) -> str:
-    return " ".join(f"{value}" for value in case.values())
+    return run_trace(seed, **with_order({"block_size": 2, **case, **options}))
 
 
 PAIRWISE = covering(DIMENSIONS)

