@@ -127,8 +127,9 @@ class Recovered(Event, frozen=True):
 
     request_id: int
     seconds: float
-    """Since its preemption."""
+    """Since it was preempted; where that happened several times before it recovered, since the first."""
     recomputed_tokens: int
+    """In that time."""
 
 
 class Ended(Event, frozen=True):

@@ -218,7 +218,7 @@ class Request:
         self.lost_tokens = 0
         """Most tokens that a preemption took from it: up to here computing is done a second time."""
         self.recomputed_tokens = 0
-        """Of these, computed again since the preemption that it has not yet recovered from."""
+        """Of these, computed again since ``preempted_at``."""
         self.prefill_end = self.num_prompt_tokens
         """Positions from here on are decodes; preemption moves it up to what was computed."""
         self.epoch = 0
@@ -226,7 +226,7 @@ class Request:
         self.queued_since = arrival_time
         """When it began to wait: its arrival, or its last preemption."""
         self.preempted_at: float | None = None
-        """When its last preemption took it back, until it is again where it was."""
+        """When the first preemption that it has not recovered from took it back; None: it is again where it was."""
         self.padded = 0
         """Positions of padding computed behind its tokens (discipline ``static``)."""
         self.branches: list[Request] = []

@@ -236,8 +236,8 @@ class StepCounters:
 
         ``preemption_ledger``: one entry per preemption; ``time`` in seconds after the start of the run, ``bytes_moved``
         out of the device and back, ``recompute_seconds`` and ``swap_seconds`` the estimates of the moment,
-        ``lost_seconds`` from the preemption until the victim was again where it was, None if it never was or was
-        preempted again before.
+        ``lost_seconds`` and ``recomputed_tokens`` what it cost until the victim was again where it was. Both are None
+        if it never was, or was preempted again before: then the entry of that preemption counts from the first on.
 
         ``waste``: for ``padding``, ``recomputed`` and ``rejected_drafts``, ``tokens`` is how many were computed and
         ``seconds`` the sum of each step's time times their share of the tokens the step computed, padding and drafts

@@ -14,7 +14,8 @@ overtaken only by those that arrive within A seconds per level after it, so noth
 Language Models", OSDI '24), and a user's requests in order of arrival. A counter rises by 1 for each prompt token when
 a request is first admitted and by 2 for each output token, divided by the user's weight; work that is done again after
 a preemption costs its user nothing. A user who comes back after a pause is lifted to the least counter among those who
-wait, or to that of the user who left the queue last: idle time earns no credit.
+wait, or to that of the user who left the queue last: idle time earns no credit. One whose running request is preempted
+was not idle, and stays where it was.
 
 A preempted request comes back with its own old key, ahead of all that arrived later.
 """
@@ -146,7 +147,10 @@ class FairQueue:
         user = request.user
         queue = self._queues.get(user)
         if queue is None:
-            self._lift(user)
+            if request.status is RequestStatus.WAITING:
+                self._lift(user)
+            else:  # preempted: its user was not idle
+                self._served.setdefault(user, 0.0)
             queue = self._queues[user] = HeapQueue(self._order)
             if user not in self._listed:
                 self._listed.add(user)
@@ -175,6 +179,10 @@ class FairQueue:
         cost = INPUT_COST * input_tokens + OUTPUT_COST * output_tokens
         user = request.user
         self._served[user] = self._served.get(user, 0.0) + cost / self._weights.get(user, 1.0)
+
+    def weigh(self, weights: dict[str, float]) -> None:
+        """Other weights from now on; what users have got stays as it was counted."""
+        self._weights = weights
 
     def served(self, user: str) -> float:
         """What a user has got, weighted: tokens of prompts once, tokens of answers twice."""
@@ -217,14 +225,21 @@ class WaitingLine:
 
     def __init__(self, order: QueueOrder, config: SchedulerConfig) -> None:
         self.closed = False
-        self.arrange(order, config, [])
+        self._begin(order, config)
 
-    def arrange(self, order: QueueOrder, config: SchedulerConfig, requests: list[Request]) -> None:
-        """Line ``requests`` up in another order."""
+    def _begin(self, order: QueueOrder, config: SchedulerConfig) -> None:
         self._order = order
         self.queue: WaitingQueue = make_queue(order, config)
         self.swapped = HeapQueue(order)
-        for request in requests:
+
+    def arrange(self, order: QueueOrder, config: SchedulerConfig) -> None:
+        """Line all up in another order, or by other weights."""
+        if isinstance(self.queue, FairQueue) and order.name == "fair":
+            self.queue.weigh(config.user_weights)
+            return
+        waiting = self.in_order()
+        self._begin(order, config)
+        for request in waiting:
             self.push(request)
 
     def __len__(self) -> int:

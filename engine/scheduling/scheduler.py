@@ -53,7 +53,7 @@ class Scheduler:
         costs: PreemptionCosts | None = None,
     ) -> None:
         self.config = config
-        self.token_budget = token_budget
+        self.token_budget = self._budget_at_load = token_budget
         self.events: list[AnyEvent] = []
         self.memory = KVCacheManager(
             num_blocks,
@@ -169,7 +169,10 @@ class Scheduler:
     def preempt(self, victim: Request, beneficiary: Request, rule: str) -> None:
         computed, blocks = victim.num_computed_tokens, len(victim.block_ids)
         choice = choose_preemption(victim, self.config.preemption, self.memory, self._costs)
-        moved = self.memory.blocks_to_swap(victim) if choice.swap else 0
+        moved = 0
+        if choice.swap:
+            moved = self.memory.blocks_to_swap(victim)
+            blocks -= self.memory.blocks_for(computed) - moved  # it goes on referring to those that others share
         self.running.remove(victim)
         victim.epoch += 1
         victim.num_preemptions += 1
@@ -243,13 +246,11 @@ class Scheduler:
     def reconfigure(self, config: SchedulerConfig) -> None:
         """Change the knobs: the discipline once the batch has drained, everything else at once."""
         before, self.config = self.config, config
-        if config.max_num_batched_tokens is not None:
-            self.token_budget = config.max_num_batched_tokens
+        self.token_budget = config.max_num_batched_tokens or self._budget_at_load
         knobs = ("order", "ageing", "user_weights")
         if any(getattr(before, name) != getattr(config, name) for name in knobs):
-            waiting = self.waiting.in_order()
             self.order = QueueOrder(config)
-            self.waiting.arrange(self.order, config, waiting)
+            self.waiting.arrange(self.order, config)
         self.waiting.closed = config.discipline != self.discipline_name
         if not self.waiting.closed:
             self.discipline.config = config

@@ -10,7 +10,7 @@ import pytest
 from engine.config import SchedulerConfig
 from engine.request import Request, RequestStatus, SamplingParams
 from engine.scheduling.orders import MAX_IDLE_USERS, FairQueue, QueueOrder
-from tests.oracles import EngineProbe, make_core
+from tests.oracles import EngineProbe, make_core, preemptions_of
 from tests.scheduling.common import admitted_order, plan_of, tokens
 
 
@@ -19,7 +19,8 @@ def fair_queue(**weights: float) -> FairQueue:
 
 
 class PlainCounters:
-    """The same rules written down without a thought for cost: Algorithm 2 of the paper, with weights."""
+    """The same rules written down without a thought for cost: Algorithm 2 of the paper, with weights. Preemption, which
+    the paper has not, lifts nobody."""
 
     def __init__(self, weights: dict[str, float]) -> None:
         self.weights = weights
@@ -31,7 +32,7 @@ class PlainCounters:
         return {request.user for request in self.waiting}
 
     def push(self, request: Request) -> None:
-        if request.user not in self.users():
+        if request.status is RequestStatus.WAITING and request.user not in self.users():
             if self.waiting:
                 least = min(self.served[user] for user in self.users())
             else:
@@ -205,6 +206,22 @@ def test_weights_are_shares() -> None:
     probe.run()
 
 
+def test_other_weights_forget_nothing_of_what_users_have_got() -> None:
+    probe = fair(max_num_seqs=1)
+    for _ in range(3):
+        probe.add([1] * 8, tokens(10), user="heavy")
+    while len(admitted_order(probe)) < 2:
+        probe.step()
+    before = served(probe, "heavy")
+    probe.core.reconfigure(SchedulerConfig(order="fair", max_num_seqs=1, user_weights={"light": 2.0}))
+    probe.step()
+    assert served(probe, "heavy") == before + 2
+    probe.add([2] * 8, tokens(10), user="light")
+    probe.step()
+    assert served(probe, "light") == before + 2, "what the one who waits had got"
+    probe.run()
+
+
 def test_idle_time_earns_no_credit() -> None:
     probe = fair(max_num_seqs=1)
     probe.add([1] * 4, tokens(2), user="returns")
@@ -267,6 +284,20 @@ def test_a_preempted_request_is_the_first_of_its_user_again() -> None:
     probe.run()
     first_starts = list(dict.fromkeys(admitted_order(probe)))
     assert first_starts == ids
+
+
+def test_a_preempted_request_costs_its_user_no_credit() -> None:
+    probe = fair(num_blocks=16, block_size=4, max_num_seqs=3, prefix_cache=False)
+    heavy = [probe.add([i] * 20, tokens(30), user="heavy") for i in range(6)]
+    while served(probe, "heavy") < 90:
+        probe.step()
+    light = probe.add([9], tokens(60), user="light")
+    while not preemptions_of(probe, light):
+        before = served(probe, "light")
+        probe.step()
+    assert served(probe, "light") <= before + 2 < served(probe, "heavy")
+    probe.run()
+    assert all(len(probe.answers[request].token_ids) == 30 for request in heavy)
 
 
 @pytest.mark.parametrize("discipline", ["static", "orca", "vllm", "tgi", "trtllm-no-evict", "trtllm-max-util"])

@@ -62,6 +62,16 @@ def test_an_idle_engine_changes_at_once() -> None:
     assert not probe.core.has_work and probe.core.keyframe().discipline == "orca"
 
 
+def test_a_budget_that_is_no_longer_asked_for_is_again_what_it_was_at_load() -> None:
+    probe = EngineProbe(make_core(token_budget=64))
+    change(probe, max_num_batched_tokens=16)
+    probe.step()
+    assert probe.core.keyframe().token_budget == 16
+    change(probe, max_num_batched_tokens=None)
+    probe.step()
+    assert probe.core.keyframe().token_budget == 64
+
+
 @pytest.mark.parametrize("discipline", DISCIPLINES)
 def test_a_budget_lowered_below_the_running_keeps_others_out_and_stalls_nobody(discipline: str) -> None:
     probe = EngineProbe(make_core(discipline=discipline, max_num_seqs=8, waiting_served_ratio=0.0))

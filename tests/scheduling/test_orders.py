@@ -159,7 +159,7 @@ def test_a_line_is_rearranged_in_any_order_with_the_swapped_still_first() -> Non
     for one in everyone:
         line.push(one)
     for name, config in [*ORDERS.items(), ("fair", SchedulerConfig(order="fair"))]:
-        line.arrange(QueueOrder(config), config, line.in_order())
+        line.arrange(QueueOrder(config), config)
         key = "fcfs" if name == "fair" else name
         swapped = sorted(everyone[:50], key=lambda r: expected_key(key, r))
         waiting = sorted(everyone[50:], key=lambda r: expected_key(key, r))

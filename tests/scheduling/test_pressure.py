@@ -384,6 +384,20 @@ def test_every_preemption_says_for_whom_by_which_rule_and_what_it_cost(disciplin
     assert sum(event.recomputed_tokens for event in recovered) == probe.records[-1].totals.recomputed_tokens
 
 
+def test_references_given_back_leave_out_what_a_swapped_request_goes_on_sharing() -> None:
+    probe = tight("vllm", "swap", 64, block_size=4, order="priority", max_num_seqs=2, prefix_cache=True)
+    common = list(range(24))
+    probe.add([*common, 900], tokens(8), priority=5)
+    probe.step()
+    probe.add([*common, 901], tokens(8), priority=5)
+    probe.step()
+    probe.add([1], tokens(2), priority=0)
+    probe.step()
+    event = probe.of(Preempted)[0]
+    assert (event.mode, event.blocks, event.swapped_blocks) == ("swap", 1, 1)
+    probe.run()
+
+
 def test_a_full_queue_behind_a_preempted_head_is_released_when_the_discipline_changes() -> None:
     """What a discipline that reserves takes over from one that swapped is computed again, and nothing is lost."""
     probe = tight("vllm", "swap", 12, block_size=4, max_num_seqs=4)
