@@ -143,12 +143,11 @@ class Scheduler:
         self.events.append(Finished(request.request_id, str(reason), request.num_output_tokens))
 
     def admit(self, request: Request, joining: Joining, num_tokens: int) -> bool:
-        status, num_host_blocks = request.status, len(request.host_blocks)
+        status = request.status
         if len(self.running) >= self.config.max_num_seqs:
             raise PlanError(f"{self.discipline_name} admits {request!r} to a batch of {len(self.running)}")
         if not self.memory.join(request, joining, num_tokens):
             return False
-        self.counters.swapped_in_blocks += num_host_blocks
         request.status = RequestStatus.RUNNING
         request.padded = 0
         self.waiting.forget(request, status)
@@ -181,7 +180,6 @@ class Scheduler:
             victim.preempted_at = self._now
             self._recovering.append(victim)
         self.counters.preemptions += 1
-        self.counters.swapped_out_blocks += moved
         self.events.append(
             Preempted(
                 victim.request_id,
@@ -308,7 +306,10 @@ class Scheduler:
         limits: list[int] = []
         if config.speculative != SPECULATION_OFF and self.discipline.speculates:
             limits = self._draft_limits(desk)
-        return lay_out(self.discipline_name, step, desk, limits, self.memory.take_moves())
+        moves = self.memory.take_moves()
+        self.counters.swapped_out_blocks += len(moves.swap_out)
+        self.counters.swapped_in_blocks += len(moves.swap_in)
+        return lay_out(self.discipline_name, step, desk, limits, moves)
 
     def _draft_limits(self, desk: PlanningDesk) -> list[int]:
         """How many drafts each row of the plan may have: what is left of the budget goes to those that decode, in

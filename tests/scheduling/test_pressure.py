@@ -384,6 +384,28 @@ def test_every_preemption_says_for_whom_by_which_rule_and_what_it_cost(disciplin
     assert sum(event.recomputed_tokens for event in recovered) == probe.records[-1].totals.recomputed_tokens
 
 
+@pytest.mark.parametrize("discipline", PREEMPTING)
+def test_what_the_victims_of_an_arrival_share_with_each_other_makes_room_for_it(discipline: str) -> None:
+    """Swapped they would go on holding it, and the arrival for which they yielded would wait all the same."""
+    probe = tight(discipline, "swap", 14, block_size=4, order="priority", prefix_cache=True)
+    common = list(range(24))
+    low = []
+    for i in range(2):
+        low.append(probe.add([*common, 900 + i], tokens(8), priority=5))
+        probe.step()
+    probe.add(range(600, 605), tokens(16), priority=0)
+    probe.step()
+    high = probe.add(range(500, 528), tokens(1), priority=0)
+    probe.step()
+    assert probe.answers[high].finish_reason == "length"
+    assert {event.request_id for event in probe.of(Preempted)} == set(low)
+    probe.run()
+    for i, request in enumerate(low):
+        assert_answer(probe, request, [*common, 900 + i], 8)
+    moved = sum(len(event.blocks) for event in probe.of(SwappedIn))
+    assert probe.records[-1].totals.swapped_out_blocks == probe.records[-1].totals.swapped_in_blocks == moved
+
+
 def test_references_given_back_leave_out_what_a_swapped_request_goes_on_sharing() -> None:
     probe = tight("vllm", "swap", 64, block_size=4, order="priority", max_num_seqs=2, prefix_cache=True)
     common = list(range(24))

@@ -116,6 +116,11 @@ class Planner(Discipline):
             return self._drop_a_holder(desk)
         for victim in yielding:
             desk.preempt(victim, head, RULE_ARRIVAL)
+        for victim in yielding:
+            if memory.blocks_to_join(head, joining) <= memory.num_available:
+                break
+            if any(victim.block_ids):  # swapped, and its shared blocks were counted on: none of the sharers runs on
+                desk.drop_swapped(victim, "a higher priority needs the blocks it shares")
         if not desk.admit(head, joining, joining.num_computed + chunk):
             desk.defer(head, "blocks", needed, memory.num_available)
             return False
