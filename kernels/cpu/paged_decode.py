@@ -8,7 +8,7 @@ once. Requests are shared out among threads by the lengths of their contexts.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -21,10 +21,6 @@ import torch
 
 WORTH_A_THREAD = 256
 """Tokens of context; for fewer, handing over costs more than it saves."""
-_SIGNATURE = (
-    "void(float32[:,::1], float32[:,::1], int32[:,::1], int64[:,::1], int64, int64, int64, int64, int64, float32,"
-    " float32[:,::1], float32[:,::1])"
-)
 # Sums may be reordered, so that they use vectors; NaN and infinity keep their meaning, for they end a request.
 _OPTIONS: dict[str, Any] = {
     "nogil": True,
@@ -33,56 +29,57 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
-def _attend_rows(  # type: ignore[no-untyped-def]
-    qkv, storage, tables, spans, begin, end, block_size, kv_heads, group, scale, scores, out
-):
-    """Rows ``begin`` … ``end`` - 1 of ``spans`` (int64 [n, 4]: row of qkv and out, request, first visible token, length
-    of the context). ``scores`` is scratch, [heads, longest context]."""
-    heads = kv_heads * group
-    head_dim = out.shape[1] // heads
-    kv_size = kv_heads * head_dim
-    for index in range(begin, end):
-        row, request, first, last = spans[index]
-        for token in range(first, last):
-            block = tables[request, token // block_size]
-            base = (token % block_size) * 2 * kv_size
+def _specialised(kv_heads: int, group: int, head_dim: int) -> Callable[..., None]:
+    """The kernel for one shape of heads: with lengths that are constants its loops become vector instructions."""
+    heads, kv_size = kv_heads * group, kv_heads * head_dim
+
+    def attend_rows(qkv, storage, tables, spans, begin, end, block_size, scale, scores, out):  # type: ignore[no-untyped-def]
+        """Rows ``begin`` … ``end`` - 1 of ``spans``. ``scores`` is scratch, [longest context, heads]."""
+        for index in range(begin, end):
+            row, request, first, last = spans[index]
+            query, result = qkv[row], out[row]
+            for token in range(first, last):
+                start = (token % block_size) * 2 * kv_size
+                keys = storage[tables[request, token // block_size], start : start + kv_size]
+                for head in range(heads):
+                    score = np.float32(0.0)
+                    for d in range(head_dim):
+                        score += query[head * head_dim + d] * keys[(head // group) * head_dim + d]
+                    scores[token - first, head] = score * scale
+            count = last - first
             for head in range(heads):
-                query, key = head * head_dim, base + (head // group) * head_dim
-                score = np.float32(0.0)
-                for d in range(head_dim):
-                    score += qkv[row, query + d] * storage[block, key + d]
-                scores[head, token - first] = score * scale
-        count = last - first
-        for head in range(heads):
-            largest = scores[head, 0]
-            for i in range(1, count):
-                largest = max(largest, scores[head, i])
-            total = np.float32(0.0)
-            for i in range(count):
-                weight = math.exp(scores[head, i] - largest)
-                scores[head, i] = weight
-                total += weight
-            for i in range(count):
-                scores[head, i] /= total
-            for d in range(head_dim):
-                out[row, head * head_dim + d] = 0.0
-        for token in range(first, last):
-            block = tables[request, token // block_size]
-            base = (token % block_size) * 2 * kv_size + kv_size
-            for head in range(heads):
-                result, value = head * head_dim, base + (head // group) * head_dim
-                weight = scores[head, token - first]
-                for d in range(head_dim):
-                    out[row, result + d] += weight * storage[block, value + d]
+                largest = scores[0, head]
+                for i in range(1, count):
+                    largest = max(largest, scores[i, head])
+                total = np.float32(0.0)
+                for i in range(count):
+                    weight = math.exp(scores[i, head] - largest)
+                    scores[i, head] = weight
+                    total += weight
+                for i in range(count):
+                    scores[i, head] /= total
+            for d in range(heads * head_dim):
+                result[d] = 0.0
+            for token in range(first, last):
+                start = (token % block_size) * 2 * kv_size + kv_size
+                values = storage[tables[request, token // block_size], start : start + kv_size]
+                for head in range(heads):
+                    weight = scores[token - first, head]
+                    for d in range(head_dim):
+                        result[head * head_dim + d] += weight * values[(head // group) * head_dim + d]
+
+    return attend_rows
 
 
 @cache
-def _compiled() -> Any:
-    """Compiled for this CPU, once: kept on disk where there is a place to write to."""
+def _compiled(kv_heads: int, group: int, head_dim: int) -> Callable[..., None]:
+    """Compiled for this CPU at its first call, and kept on disk where there is a place to write to."""
+    kernel = _specialised(kv_heads, group, head_dim)
     try:
-        return numba.njit(_SIGNATURE, cache=True, **_OPTIONS)(_attend_rows)
+        compiled: Callable[..., None] = numba.njit(cache=True, **_OPTIONS)(kernel)
     except (RuntimeError, OSError):
-        return numba.njit(_SIGNATURE, **_OPTIONS)(_attend_rows)
+        compiled = numba.njit(**_OPTIONS)(kernel)
+    return compiled
 
 
 @cache
@@ -132,15 +129,15 @@ def attend_decodes(
     out: torch.Tensor,
 ) -> None:
     """Write the rows of ``plan`` to ``out``, float32 [T, heads · head_dim]; ``tables`` is int32 [S, widest]."""
-    kv_size = storage.shape[1] // (2 * block_size)
-    heads = out.shape[1] * kv_heads // kv_size
-    scores = np.empty((len(plan.shares), heads, plan.longest), dtype=np.float32)
-    inputs, result, run = (qkv.contiguous().numpy(), storage.numpy(), tables, plan.spans), out.numpy(), _compiled()
+    head_dim = storage.shape[1] // (2 * block_size * kv_heads)
+    heads = out.shape[1] // head_dim
+    scores = np.empty((len(plan.shares), plan.longest, heads), dtype=np.float32)
+    inputs, result = (qkv.contiguous().numpy(), storage.numpy(), tables, plan.spans), out.numpy()
+    run = _compiled(kv_heads, heads // kv_heads, head_dim)
 
     def compute(thread: int) -> None:
         begin, end = plan.shares[thread]
-        group = heads // kv_heads
-        run(*inputs, begin, end, block_size, kv_heads, group, np.float32(scale), scores[thread], result)
+        run(*inputs, begin, end, block_size, np.float32(scale), scores[thread], result)
 
     others = range(1, len(plan.shares))
     pool = _threads(len(others)) if others else None
