@@ -396,6 +396,24 @@ def test_a_higher_priority_takes_as_many_blocks_as_it_needs_and_no_more() -> Non
     assert_answer(probe, low[3], [3] * 10, 2)
 
 
+@pytest.mark.parametrize("blocks", range(1, 24))
+def test_the_fewest_yield_however_many_could(blocks: int) -> None:
+    sizes = [1, 3, 2, 1, 5, 2, 2, 4, 1, 1]
+    probe = EngineProbe(make_core(num_blocks=24, block_size=4, order="priority", token_budget=256))
+    low = [
+        probe.add([i] * (4 * size - 1), tokens(2), priority=5, arrival_time=float(i)) for i, size in enumerate(sizes)
+    ]
+    probe.step()
+    high = probe.add(range(500, 500 + 4 * blocks - 1), tokens(2), priority=0, arrival_time=99.0)
+    probe.step()
+    free, fewest = 24 - sum(sizes), 0
+    while free < blocks:
+        fewest += 1
+        free += sizes[-fewest]
+    assert [e.request_id for e in probe.of(Preempted) if e.beneficiary == high] == low[::-1][:fewest]
+    probe.run()
+
+
 def test_nobody_is_preempted_for_one_who_would_not_fit_all_the_same() -> None:
     probe = EngineProbe(make_core(num_blocks=10, block_size=4, order="priority", token_budget=128))
     probe.add([1] * 20, tokens(12), priority=0, arrival_time=0.0)

@@ -27,6 +27,7 @@ and a tight pool would compute the same tokens over and over.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from engine.memory.kv_cache import Joining
@@ -146,26 +147,36 @@ class Planner(Discipline):
         yielding: list[Request],
         lower: list[Request],
     ) -> bool:
-        """Move as many of ``lower`` to ``yielding`` as it takes to make ``needed`` blocks available. Where all of them
+        """Add as many of ``lower`` to ``yielding`` as it takes to make ``needed`` blocks available. Where all of them
         would not do, say what is missing: False."""
-        memory = desk.memory
-        available, reason, margin = memory.num_available, "blocks", 0
-        while True:
-            room = available + (memory.blocks_freed_by(yielding, joining.blocks) if yielding else 0)
-            if needed <= room:
-                staying = [request for request in desk.running if request not in yielding] if yielding else desk.running
-                # The margin is for the running to grow into: without them there is none.
-                reason, margin = self._margin(desk, head, joining, staying) if staying else ("blocks", 0)
-                if needed + margin <= room:
-                    return True
-            if not lower:
-                break
-            yielding.append(lower.pop(0))
-        if needed > available:
+        memory, available = desk.memory, desk.memory.num_available
+        if needed > available + sum(len(request.block_ids) for request in (*yielding, *lower)):
+            desk.defer(head, "blocks", needed, available)  # which it may do for long: no more is counted than that
+            return False
+
+        def look(count: int) -> tuple[bool, str, int]:
+            """Whether there is room if ``count`` of ``lower`` yield too; reason and size of the margin."""
+            gone = dict.fromkeys([*yielding, *lower[:count]])
+            room = available + (memory.blocks_freed_by(gone, joining.blocks) if gone else 0)
+            if needed > room:
+                return False, "blocks", 0
+            staying = [request for request in desk.running if request not in gone] if gone else desk.running
+            # The margin is for the running to grow into: without them there is none.
+            reason, margin = self._margin(desk, head, joining, staying) if staying else ("blocks", 0)
+            return needed + margin <= room, reason, margin
+
+        works, reason, margin = look(0)
+        if not works and lower:
+            works, reason, margin = look(len(lower))
+            if works:
+                # The more yield the more is free and the fewer are to grow: the fewest are found by halving.
+                count = bisect_left(range(len(lower)), True, lo=1, key=lambda count: look(count)[0])
+                yielding += lower[:count]
+        if not works and needed > available:
             desk.defer(head, "blocks", needed, available)
-        else:
+        elif not works:
             desk.defer(head, reason, needed + margin, available)
-        return False
+        return works
 
     def _margin(
         self, desk: PlanningDesk, head: Request, joining: Joining, staying: Sequence[Request]
