@@ -23,6 +23,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+SPECULATIVE = ("off", "ngram", "draft:small")
+
+
 @pytest.mark.parametrize("settings", SETTINGS)
 @pytest.mark.parametrize("block_size", [1, 2, 16, 32])
 def test_traces(block_size: int, settings: str) -> None:
@@ -36,10 +39,9 @@ def test_the_traces_are_tight_enough_to_preempt_and_share() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("speculative", ["off", "ngram", "draft:small"])
 @pytest.mark.parametrize("block_size", [1, 2, 16, 32])
 @pytest.mark.parametrize("seed", range(20))
-def test_long_traces(seed: int, block_size: int, speculative: str) -> None:
+def test_long_traces(seed: int, block_size: int) -> None:
     """500 requests, chunk 64, a fifth aborted at random steps, knobs that change in half of the traces."""
     run_trace(
         seed,
@@ -49,6 +51,5 @@ def test_long_traces(seed: int, block_size: int, speculative: str) -> None:
         aborts=0.1,
         changes=0.02 * (seed % 2),
         discipline=DISCIPLINES[seed % len(DISCIPLINES)],
-        speculative=speculative,
-        **SETTINGS[list(SETTINGS)[seed % 5]],
+        **{"speculative": SPECULATIVE[seed % 3], **SETTINGS[list(SETTINGS)[seed % len(SETTINGS)]]},
     )
