@@ -237,7 +237,7 @@ def _measure_step(
     """The configured budget or a measured one; either way the model has run and gave finite numbers."""
     block_size = config.cache.block_size
     largest = min(max_model_len, memory.num_blocks * block_size)
-    forward(warm_up_batch(1, block_size, device))  # a decode: its kernel is compiled here, not in somebody's first answer
+    forward(warm_up_batch(1, block_size, device))  # a decode: its kernel is compiled now, not in somebody's answer
     logits = forward(warm_up_batch(min(4, largest), block_size, device))
     if not bool(torch.isfinite(logits).all()):
         raise ModelLoadError(
