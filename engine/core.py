@@ -202,7 +202,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a step has something to compute or to tell."""
-        return bool(self._requests or self._inbox)
+        return bool(self._requests or self._inbox or self._scheduler.pending_discipline)
 
     # One step -----------------------------------------------------------------------------------------------------
 

@@ -47,7 +47,8 @@ class Admitted(Event, frozen=True):
 
     request_id: int
     cached_tokens: int
-    """Tokens found in the prefix cache."""
+    """Tokens that it need not compute: found in the prefix cache, those of the request whose prompt it shares, or all
+    that it had computed where it was swapped."""
     waited: float
     """Seconds since its arrival, or since its preemption."""
     resumed: bool

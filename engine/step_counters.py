@@ -26,6 +26,7 @@ from engine.events import (
     Recovered,
     RunTotals,
     StepRecord,
+    SwapDropped,
     SwappedIn,
     SwappedOut,
 )
@@ -149,6 +150,11 @@ class _PreemptionLedger:
         if (entry := self._last.get(event.request_id)) is not None:
             entry["bytes_moved"] += len(event.host_blocks) * self._bytes_per_block
 
+    def dropped(self, event: SwapDropped, step: int) -> None:
+        entry = self._last.get(event.request_id)
+        if entry is not None and entry["step"] == step:  # before its blocks had left
+            entry["swapped_blocks"] = entry["bytes_moved"] = 0
+
     def recovered(self, event: Recovered) -> None:
         if (entry := self._last.pop(event.request_id, None)) is not None:
             entry["lost_seconds"] = event.seconds
@@ -212,6 +218,8 @@ class StepCounters:
             case SwappedIn(blocks=blocks):
                 self._blocks.take(blocks)
                 self._ledger.swapped_in(event)
+            case SwapDropped():
+                self._ledger.dropped(event, record.step)
             case Preempted():
                 self._ledger.preempted(event, record.step, record.time - self.start)
             case Recovered():

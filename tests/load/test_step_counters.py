@@ -16,6 +16,7 @@ from engine.events import (
     RunTotals,
     StepRecord,
     StepTimings,
+    SwapDropped,
     SwappedIn,
     SwappedOut,
 )
@@ -124,6 +125,16 @@ def test_the_ledger_follows_a_preemption_to_its_end() -> None:
     assert (again["lost_seconds"], again["fallback"]) == (None, "host memory is full"), "preempted again before"
     assert (last["lost_seconds"], last["recomputed_tokens"], last["bytes_moved"]) == (1.25, 41, 0)
     assert run.summary()["kv_blocks_peak"] == 3
+
+
+def test_a_swap_that_is_given_up_in_its_own_step_has_moved_nothing() -> None:
+    run = counters()
+    swap = Preempted(7, 8, "latest arrival", "swap", 40, 3, 2)
+    run.add(step(swap, SwappedOut(7, [1, 2], [0, 1]), SwapDropped(7, [0, 1], "needed"), number=1))
+    run.add(step(swap, SwappedOut(7, [1, 2], [0, 1]), number=2))
+    run.add(step(SwapDropped(7, [0, 1], "needed"), number=3))
+    moved = [(entry["swapped_blocks"], entry["bytes_moved"]) for entry in run.summary()["preemption_ledger"]]
+    assert moved == [(0, 0), (2, 2 * 1_600)]
 
 
 def test_batches_and_their_totals() -> None:

@@ -55,6 +55,16 @@ def test_a_change_that_is_taken_back_lets_others_join_again() -> None:
     assert probe.core.keyframe().discipline == "vllm"
 
 
+def test_a_discipline_takes_over_though_nobody_comes_after_the_last_has_left() -> None:
+    probe = EngineProbe(make_core(discipline="vllm"))
+    probe.add([1], tokens(3))
+    probe.step()
+    change(probe, discipline="static")
+    probe.run()
+    keyframe = probe.core.keyframe()
+    assert (keyframe.discipline, keyframe.pending_discipline) == ("static", "")
+
+
 def test_an_idle_engine_changes_at_once() -> None:
     probe = EngineProbe(make_core())
     change(probe, discipline="orca")
