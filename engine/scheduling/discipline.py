@@ -16,7 +16,7 @@ from engine.config import SchedulerConfig
 from engine.events import AnyEvent
 from engine.memory.kv_cache import Joining, KVCacheManager
 from engine.request import Request, RequestStatus
-from engine.scheduling.orders import QueueOrder, yield_rank
+from engine.scheduling.orders import QueueOrder
 
 
 class Discipline(ABC):
@@ -88,8 +88,8 @@ class WaitingView(Protocol):
 
     def head(self) -> Request | None: ...
 
-    def last_holder(self) -> Request | None:
-        """The last swapped request that still refers to blocks on the device."""
+    def holders(self) -> list[Request]:
+        """Swapped requests that still refer to blocks on the device, in the order in which they come back."""
 
 
 class MemoryView:
@@ -164,7 +164,7 @@ class PlanningDesk:
 
     def prefill_chunk(self, num_tokens: int, budget: int | None = None) -> int:
         """How many of ``num_tokens`` tokens a prefill may compute in this step, within what is left of the budget; 0:
-        none. Without chunks it is all or nothing, and one longer than the budget goes as the only prefill of a step."""
+        none. Without chunks it is all or nothing, and one that does not fit goes as the only prefill of its step."""
         left = self.budget_left if budget is None else budget
         if self.chunked_prefill or num_tokens <= left:
             return max(min(num_tokens, left), 0)
@@ -185,15 +185,15 @@ class PlanningDesk:
         return others
 
     def last_in_rank(self) -> Request:
-        """The running request that yields first: lowest priority, latest arrival."""
-        return max(self.running, key=yield_rank)
+        """The running request that yields first (:meth:`QueueOrder.yield_rank`)."""
+        return max(self.running, key=self.order.yield_rank)
 
     def outranked_by(self, arrival: Request) -> list[Request]:
         """Running requests whose place ``arrival`` may take, the first to yield first."""
         if not self.order.by_priority:
             return []
         lower = [request for request in self.running if self.order.outranks(arrival, request)]
-        lower.sort(key=yield_rank, reverse=True)
+        lower.sort(key=self.order.yield_rank, reverse=True)
         return lower
 
     def preempt(self, victim: Request, beneficiary: Request, rule: str) -> None:

@@ -52,13 +52,16 @@ class QueueOrder:
         return (request.arrival_time + request.priority * self._ageing, request.request_id)
 
     def outranks(self, arrival: Request, running: Request) -> bool:
-        """Whether ``arrival`` may take the place of ``running``: never among equals, and ageing does not count."""
-        return self.by_priority and arrival.priority < running.priority
+        """Whether ``arrival`` may take the place of ``running``: never among equals. Ageing makes nobody yield, but who
+        has come before ``arrival`` by age keeps its place: it would only join again and yield again."""
+        if not self.by_priority or arrival.priority >= running.priority:
+            return False
+        return self._ageing is None or self.key(arrival) < self.key(running)
 
-
-def yield_rank(request: Request) -> tuple[int, float, int]:
-    """Who yields when memory is gone: the largest, which is the lowest priority and among those the latest arrival."""
-    return (request.priority, request.arrival_time, request.request_id)
+    def yield_rank(self, request: Request) -> tuple[float, float, int]:
+        """Who yields when memory is gone: the largest, which is the latest arrival, under ``priority`` among those of
+        the lowest priority."""
+        return (request.priority if self.by_priority else 0, request.arrival_time, request.request_id)
 
 
 class WaitingQueue(Protocol):
@@ -262,10 +265,9 @@ class WaitingLine:
             return waiting
         return swapped
 
-    def last_holder(self) -> Request | None:
-        """The last swapped request that still refers to blocks on the device: O(swapped), for when nothing moves."""
-        holders = [request for request in self.swapped.in_order() if any(request.block_ids)]
-        return holders[-1] if holders else None
+    def holders(self) -> list[Request]:
+        """Swapped requests that still refer to blocks on the device, which they share: O(swapped)."""
+        return [request for request in self.swapped.in_order() if any(request.block_ids)] if len(self.swapped) else []
 
     def forget(self, request: Request, status: RequestStatus) -> None:
         """Account for a request that has just left; ``status`` is what it was."""

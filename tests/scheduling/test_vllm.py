@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.events import Admitted, Deferred, Preempted, RowKind
+from engine.events import Admitted, Deferred, Preempted, RowKind, SwappedOut
 from engine.memory.block_pool import OutOfBlocksError
 from engine.scheduling.disciplines.vllm import RULE_ARRIVAL, RULE_GROWTH
 from tests.oracles import (
@@ -438,20 +438,54 @@ def test_a_higher_priority_goes_before_a_lower_ones_chunks() -> None:
     assert_answer(probe, low, list(range(400)), 2)
 
 
-def test_ageing_lets_the_old_join_first_and_saves_no_victim() -> None:
+def test_ageing_lets_the_old_join_first_and_keep_its_place() -> None:
     core = make_core(max_num_seqs=1, order="priority", ageing=10.0, clock=lambda: 0.0)
     probe = EngineProbe(core)
     probe.add([1], tokens(3), priority=0, arrival_time=0.0)
     probe.step()
     old_low = probe.add([2], tokens(9), priority=2, arrival_time=0.0)  # key 20
-    new_high = probe.add([3], tokens(3), priority=0, arrival_time=25.0)  # key 25
+    probe.add([3], tokens(3), priority=0, arrival_time=25.0)  # key 25
     for _ in range(4):
         probe.step()
     assert [event.request_id for event in probe.of(Admitted)][1] == old_low
-    # It waited long enough to join, yet it yields its place as any lower priority does.
-    assert [(e.request_id, e.beneficiary) for e in probe.of(Preempted)] == [(old_low, new_high)]
+    newer_high = probe.add([4], tokens(3), priority=0, arrival_time=15.0)  # key 15: it would have come first
+    probe.step()
+    assert [(e.request_id, e.beneficiary) for e in probe.of(Preempted)] == [(old_low, newer_high)]
     probe.run()
     assert_answer(probe, old_low, [2], 9)
+
+
+def test_what_swapped_requests_share_does_not_hold_up_a_higher_priority() -> None:
+    probe = EngineProbe(
+        make_core(num_blocks=14, block_size=4, num_host_blocks=16, order="priority", preemption="swap", max_num_seqs=3)
+    )
+    head = list(range(24))  # six blocks that both low ones share
+    low = []
+    for i in range(2):
+        low.append(probe.add([*head, 50 + i], tokens(24), priority=5, arrival_time=float(i)))
+        probe.step()
+    while probe.row(low[1]).output_tokens < 4:
+        probe.step()
+    long = probe.add([80] * 28, tokens(30), priority=0, arrival_time=2.0)
+    probe.step()
+    assert {event.request_id for event in probe.of(SwappedOut)} == set(low), "both have left"
+    assert any(probe.row(low[0]).blocks), "and still hold what they share"
+    high = probe.add([90] * 18, tokens(2), priority=0, arrival_time=3.0)
+    for _ in range(4):
+        probe.step()
+    assert probe.answers[high].last is not None and probe.answers[long].last is None
+    probe.run()
+    for i, request in enumerate(low):
+        assert_answer(probe, request, [*head, 50 + i], 24)
+
+
+def test_under_fcfs_the_latest_arrival_yields_whatever_its_priority() -> None:
+    probe = EngineProbe(make_core(num_blocks=8, block_size=4, prefix_cache=False))
+    first = probe.add([1] * 10, tokens(12), priority=5, arrival_time=0.0)
+    second = probe.add([2] * 10, tokens(12), priority=0, arrival_time=1.0)
+    probe.run()
+    assert {event.request_id for event in probe.of(Preempted)} == {second}
+    assert_answer(probe, first, [1] * 10, 12)
 
 
 # Prefix cache through the engine ----------------------------------------------------------------------------------

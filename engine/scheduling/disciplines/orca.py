@@ -6,8 +6,8 @@ Taken from Yu et al., "Orca: A Distributed Serving System for Transformer-Based 
 computed whole, beside the decodes of others. Left out: pipelining over workers, and the paper's contiguous memory:
 blocks are paged here as everywhere, so what its reservation costs shows alone, without fragmentation.
 
-A step's token budget, which the paper has not, limits how many prompts join at once; one that is longer than the budget
-goes as the only prefill of its step.
+A step's token budget, which the paper has not, limits how many prompts join at once; one that does not fit into what is
+left of it goes as the only prefill of its step.
 """
 
 from __future__ import annotations

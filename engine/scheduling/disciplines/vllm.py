@@ -12,8 +12,8 @@ One step, within the token budget::
                          request of strictly higher priority goes before them
     3  admissions        the waiting, head first
 
-Blocks are taken as they are needed. When none is left, the request of the lowest priority and the latest arrival yields
-(the one that asked, if that is it): its blocks and its part of this step's plan go, and it waits again.
+Blocks are taken as they are needed. When none is left, the latest arrival yields, under ``priority`` among those of the
+lowest priority (the one that asked, if that is it): its blocks and its part of this step's plan go, and it waits again.
 
 The head of the queue joins when a slot is free, the budget leaves a token (without chunked prefill: all it needs), and
 the pool could hold everything it has to compute, though only the first chunk's blocks are taken now: a request that
@@ -35,6 +35,7 @@ from engine.request import Request, RequestStatus
 from engine.scheduling.discipline import Discipline, PlanningDesk
 
 RULE_GROWTH = "lowest priority, latest arrival"
+"""Priority counts under the order ``priority`` only."""
 RULE_ARRIVAL = "lowest priority, latest arrival; a higher priority came"
 
 
@@ -114,7 +115,7 @@ class Planner(Discipline):
             return False
         needed = memory.blocks_to_join(head, joining)
         if not self._find_room(desk, head, joining, needed, yielding, lower):
-            return self._drop_a_holder(desk)
+            return self._drop_a_holder(desk, head, joining, needed)
         for victim in yielding:
             desk.preempt(victim, head, RULE_ARRIVAL)
         for victim in yielding:
@@ -129,14 +130,23 @@ class Planner(Discipline):
         return True
 
     @staticmethod
-    def _drop_a_holder(desk: PlanningDesk) -> bool:
-        """With nobody running, what swapped requests share on the device can only hold up those who wait: the last of
-        them gives everything up. Whether there was one."""
-        holder = desk.waiting.last_holder() if not desk.running else None
-        if holder is not None:
-            desk.drop_swapped(holder, "nobody runs, and the blocks it shares are needed")
-            desk.deferred = None  # the head is looked at once more in this step
-        return holder is not None
+    def _drop_a_holder(desk: PlanningDesk, head: Request, joining: Joining, needed: int) -> bool:
+        """What swapped requests share stays on the device. Where nobody runs it can only hold up those who wait, and
+        it must not hold up a head of higher priority that would have room without it: the last of them gives
+        everything up, and the head is looked at once more. Whether there was one."""
+        holders = desk.waiting.holders()
+        reason = "nobody runs, and the blocks it shares are needed"
+        if desk.running:
+            holders = [holder for holder in holders if desk.order.outranks(head, holder)]
+            freed = desk.memory.blocks_freed_by(holders, joining.blocks)
+            if needed > desk.memory.num_available + freed:
+                return False
+            reason = "a higher priority needs the blocks it shares"
+        if not holders:
+            return False
+        desk.drop_swapped(holders[-1], reason)
+        desk.deferred = None
+        return True
 
     def _find_room(
         self,
