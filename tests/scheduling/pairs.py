@@ -13,7 +13,7 @@ Case = dict[str, Any]
 ORDERS: dict[str, Case] = {
     "fcfs": {"order": "fcfs"},
     "priority": {"order": "priority"},
-    "ageing": {"order": "priority", "ageing": 3.0},
+    "ageing": {"order": "priority", "ageing": 40.0},
     "fair": {"order": "fair", "user_weights": {"a": 3.0}},
 }
 """Values of the dimension ``order``, with the options that each stands for."""

@@ -59,17 +59,17 @@ def test_the_cases_cover_what_they_say() -> None:
 def test_the_traffic_reaches_the_rare_states() -> None:
     """Or the rest would prove little."""
     seen: Counter[str] = Counter()
-    for seed, preemption in product(range(4), ("swap", "auto")):
-        case = {"order": "ageing", "preemption": preemption, "speculative": "ngram"}
+    for seed, host, prefix_cache, preemption in product(range(2), ("whole", "few"), (True, False), ("swap", "auto")):
+        case = {"order": "priority", "preemption": preemption, "speculative": "ngram", "host": host}
         for discipline in ("vllm", "trtllm-max-util"):
-            trace = run(case, seed, discipline=discipline, aborts=0.15)
+            trace = run(case, seed, discipline=discipline, prefix_cache=prefix_cache, aborts=0.15)
             seen.update(trace.aborted_in)
             seen.update(type(event).__name__ for event in trace.probe.events)
             seen.update(f"{event.mode}{' by fallback' * bool(event.fallback)}" for event in trace.probe.of(Preempted))
             totals = trace.probe.records[-1].totals
             seen["accepted"] += totals.accepted_tokens
             seen["hits"] += totals.prefix_hit_tokens
-    for seed in range(3):
+    for seed in range(8):
         trace = run({"order": "fcfs"}, seed, discipline="static", aborts=0.15)
         seen.update(trace.aborted_in)
         seen.update(type(event).__name__ for event in trace.probe.events)
@@ -77,4 +77,4 @@ def test_the_traffic_reaches_the_rare_states() -> None:
     states = ("WAITING", "RUNNING", "PREEMPTED", "SWAPPED", "ENDED", "EXECUTING", "SWAPPED IN")
     other = ("recompute", "recompute by fallback", "swap", "accepted", "hits")
     missing = [name for name in (*(kind.__name__ for kind in kinds), *states, *other) if not seen[name]]
-    assert not missing
+    assert not missing, seen
