@@ -7,7 +7,7 @@ import pytest
 from engine.config import DISCIPLINES
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
 from tests import scheduler_bench, scheduler_cases
-from tests.scheduler_cases import DECODE_STEPS, Setup
+from tests.scheduler_cases import DECODE_STEPS, Case, Make, Samples, Setup
 
 
 @pytest.mark.parametrize("column", ["step", "scheduler"])
@@ -57,3 +57,29 @@ def test_a_leak_of_one_list_a_step_is_seen() -> None:
         return Leaking(scheduler_bench.SchedulerConfig(max_num_seqs=setup.max_num_seqs), setup)
 
     assert scheduler_cases.run_many(make, count=2_000, warm_up=2_000, batch=50).counts["object_growth"][0] > 80
+
+
+def test_a_leak_of_bytes_is_seen_behind_a_case_that_gave_much_memory_back() -> None:
+    class Leaking(scheduler_bench.CoreSubject):
+        def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+            kept.extend(bytes([i % 256]) * 400 for i in range(500))  # nothing that the collector counts
+            return super().execute(output)
+
+    kept: list[bytes] = []
+    left_over: list[bytes] = []
+
+    def large(make: Make) -> Samples:
+        # One in 500 stays, so that the memory of the others stays resident too.
+        left_over.extend([bytes([i % 256]) * 400 for i in range(100_000)][::500])
+        return Samples([1.0])
+
+    def growth(subject: type[scheduler_bench.CoreSubject]) -> float:
+        def make(setup: Setup) -> scheduler_bench.CoreSubject:
+            return subject(scheduler_bench.SchedulerConfig(max_num_seqs=setup.max_num_seqs), setup)
+
+        many = Case("many", lambda make: scheduler_cases.run_many(make, count=2_000, warm_up=2_000, batch=50))
+        return scheduler_cases.run_pass(make, [Case("large", large), many])["many"].counts["rss_growth_mb"][0]
+
+    leaked = 2 * 40 * 500 * 433 / 1e6
+    assert growth(Leaking) == pytest.approx(leaked, rel=0.25)
+    assert growth(scheduler_bench.CoreSubject) < leaked / 10
