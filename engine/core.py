@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING, Protocol
 from engine.admission import EngineLimits, make_answers
 from engine.answer import AnswerText
 from engine.config import SPECULATION_NGRAM, SPECULATION_OFF, ConfigError, SchedulerConfig
-from engine.delivery import Withheld, last_output, state_of, step_outputs, step_timings
+from engine.delivery import (
+    Withheld,
+    empty_columns,
+    last_output,
+    record_columns,
+    state_of,
+    step_outputs,
+    step_timings,
+)
 from engine.events import Keyframe, StepRecord, StepTimings
 from engine.messages import Output
 from engine.request import BRANCH_STRIDE, FinishReason, Request, RequestStatus, SamplingParams
@@ -332,27 +340,12 @@ class EngineCore:
         scheduler, memory = self._scheduler, self._scheduler.memory
         self._step += 1
         self._last_time = began
-        columns: dict[str, list[int]] = {}
-        if done is not None:
-            plan, result, update = done
-            num_tokens, drafts = plan.num_new_tokens, result.drafts
-            columns = {
-                "request_ids": [request.request_id for request in plan.requests],
-                "num_tokens": list(map(sum, zip(num_tokens, drafts, strict=True))) if drafts else num_tokens,
-                "num_computed": update.num_computed,
-                "kinds": plan.kinds,
-                "new_tokens": list(map(len, update.new_tokens)),
-                "padding": plan.padding,
-                "drafts": drafts,
-            }
-        else:
-            columns = {name: [] for name in ("request_ids", "num_tokens", "num_computed", "kinds", "new_tokens")}
         return StepRecord(
             step=self._step,
             time=began,
             timings=timings,
             events=scheduler.take_events(),
-            **columns,
+            **record_columns(*done) if done is not None else empty_columns(),
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
             free_blocks=memory.pool.num_free,

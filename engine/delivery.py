@@ -127,6 +127,25 @@ def step_timings(
     )
 
 
+def empty_columns() -> dict[str, list[int]]:
+    """Those of a step that computed nothing."""
+    return {name: [] for name in ("request_ids", "num_tokens", "num_computed", "kinds", "new_tokens")}
+
+
+def record_columns(plan: SchedulerOutput, result: ModelRunnerOutput, update: StepUpdate) -> dict[str, list[int]]:
+    """The columns of a step's record, by name."""
+    num_tokens, drafts = plan.num_new_tokens, result.drafts
+    return {
+        "request_ids": [request.request_id for request in plan.requests],
+        "num_tokens": list(map(sum, zip(num_tokens, drafts, strict=True))) if drafts else num_tokens,
+        "num_computed": update.num_computed,
+        "kinds": plan.kinds,
+        "new_tokens": list(map(len, update.new_tokens)),
+        "padding": plan.padding,
+        "drafts": drafts,
+    }
+
+
 def state_of(request: Request) -> RequestState:
     return RequestState(
         request_id=request.request_id,
