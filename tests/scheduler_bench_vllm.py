@@ -139,6 +139,7 @@ def main(only: str) -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(KeyboardInterrupt):
         Path(folder, "config.json").write_text(json.dumps(MODEL))
         chosen = [case for case in cases() if only in case.name]
+        VllmSubject(folder, Setup(1, 16))  # imports, once: every case runs in a process forked from this one
         for _ in sys.stdin:
             results = run_pass(lambda setup: VllmSubject(folder, setup), chosen)
             answers.write(json.dumps({name: (s.seconds, s.counts) for name, s in results.items()}) + "\n")
