@@ -30,7 +30,7 @@ from engine.bench_options import (
     choose,
 )
 from engine.bench_report import Progress, print_table
-from engine.bench_run import WorkloadRun, prepare, warm_up_requests
+from engine.bench_run import PreparedRequest, WorkloadRun, prepare, warm_up_requests
 from engine.config import EngineConfig
 from engine.events import Keyframe
 from engine.failures import describe, step_failure
@@ -40,6 +40,7 @@ from engine.step_counters import StepCounters
 from engine.workload import Workload, WorkloadError
 
 if TYPE_CHECKING:
+    from engine.core import EngineCore
     from engine.loader import LoadedEngine
 
 
@@ -113,20 +114,8 @@ def run_bench(
     core, info = loaded.core, loaded.info
     prepared = prepare(workload, loaded.codec, info.vocab_size, info.max_model_len)
     before = warm_up_requests(prepared, warm_up, loaded.codec, info.vocab_size)
-    clock, sleep = time.perf_counter, time.sleep
     if before:
-        try:
-            WorkloadRun(
-                core,
-                before,
-                clock,
-                sleep,
-                workload.arrivals.max_concurrency,
-                stop_wanted=stop_wanted,
-                on_progress=progress.warming_up if progress else lambda run: None,
-            ).run()
-        except Exception as error:  # as in the run itself, but nothing of it counts yet
-            raise BenchFailure(f"the warm-up failed: {step_failure(error)}") from error
+        _warm_up(core, before, workload, progress, stop_wanted)
     begun = core.keyframe()
     counters = StepCounters(
         begun.totals,
@@ -138,8 +127,8 @@ def run_bench(
     run = WorkloadRun(
         core,
         prepared,
-        clock,
-        sleep,
+        time.perf_counter,
+        time.sleep,
         workload.arrivals.max_concurrency,
         workload.open_loop,
         first_id=1 + len(before),
@@ -166,6 +155,28 @@ def run_bench(
     if save_outputs:
         result["output_token_ids"] = [t.token_ids for t in timelines]
     return result
+
+
+def _warm_up(
+    core: EngineCore,
+    before: Sequence[PreparedRequest],
+    workload: Workload,
+    progress: Progress | None,
+    stop_wanted: Callable[[], bool],
+) -> None:
+    """Run what goes before the workload. Raises :class:`BenchFailure`: nothing of it counts yet."""
+    try:
+        WorkloadRun(
+            core,
+            before,
+            time.perf_counter,
+            time.sleep,
+            workload.arrivals.max_concurrency,
+            stop_wanted=stop_wanted,
+            on_progress=progress.warming_up if progress else lambda run: None,
+        ).run()
+    except Exception as error:  # as in the run itself
+        raise BenchFailure(f"the warm-up failed: {step_failure(error)}") from error
 
 
 def _engine_facts(loaded: LoadedEngine, config: EngineConfig, begun: Keyframe) -> dict[str, Any]:

@@ -168,9 +168,8 @@ class Scheduler:
     def preempt(self, victim: Request, beneficiary: Request, rule: str) -> None:
         computed, blocks = victim.num_computed_tokens, len(victim.block_ids)
         choice = choose_preemption(victim, self.config.preemption, self.memory, self._costs)
-        moved = 0
-        if choice.swap:
-            moved = self.memory.blocks_to_swap(victim)
+        moved = choice.swapped_blocks
+        if moved:
             blocks -= self.memory.blocks_for(computed) - moved  # it goes on referring to those that others share
         self.running.remove(victim)
         victim.epoch += 1
@@ -185,7 +184,7 @@ class Scheduler:
                 victim.request_id,
                 beneficiary.request_id,
                 rule,
-                "swap" if choice.swap else "recompute",
+                "swap" if moved else "recompute",
                 computed,
                 blocks,
                 moved,
@@ -194,7 +193,7 @@ class Scheduler:
                 choice.fallback,
             )
         )
-        if choice.swap:
+        if moved:
             self.memory.swap_out(victim)
             victim.status = RequestStatus.SWAPPED
         else:

@@ -18,6 +18,7 @@ from kernels.backend import Activations
 from kernels.cpu import attention
 from kernels.cpu.backend import CpuBackend
 from kernels.spec import DecoderSpec, StepBatch
+from tests.kernels.swap_contract import IMPOSSIBLE_PAIRS, assert_refused
 
 Weights = dict[str, torch.Tensor]
 
@@ -266,16 +267,10 @@ def test_many_blocks_move_at_once() -> None:
     assert torch.equal(backend._kv(), before)
 
 
-@pytest.mark.parametrize("pair", [(0, 1), (1, 0), (12, 1), (1, 9), (-1, 1), (1, -2)])
+@pytest.mark.parametrize("pair", IMPOSSIBLE_PAIRS)
 def test_blocks_that_do_not_exist_are_not_moved(pair: tuple[int, int]) -> None:
     backend, before = filled_backend(12, 9)
-    with pytest.raises(ValueError, match="blocks 1 to"):
-        backend.swap_out([(2, 3), pair])
-    with pytest.raises(ValueError, match="blocks 1 to"):
-        backend.swap_in([(3, 2), (pair[1], pair[0])])
-    for move in (backend.swap_out, backend.swap_in):
-        with pytest.raises(ValueError, match="same place"):
-            move([(2, 3), (4, 3)])
+    assert_refused(backend, pair)
     assert torch.equal(backend._kv(), before)
 
 

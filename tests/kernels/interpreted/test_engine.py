@@ -17,6 +17,7 @@ from kernels.backend import Backend
 from kernels.cpu.backend import CpuBackend
 from kernels.spec import DecoderSpec
 from kernels.triton.backend import TritonBackend
+from tests.kernels.swap_contract import IMPOSSIBLE_PAIRS, assert_refused
 from tests.oracles import EngineProbe
 
 VOCAB = 61
@@ -179,16 +180,10 @@ def test_many_blocks_move_at_once() -> None:
     assert torch.equal(backend.kv[:, :, 1:], before[:, :, 1:])
 
 
-@pytest.mark.parametrize("pair", [(0, 1), (1, 0), (12, 1), (1, 9), (-1, 1)])
+@pytest.mark.parametrize("pair", IMPOSSIBLE_PAIRS)
 def test_blocks_that_do_not_exist_are_not_moved(pair: tuple[int, int]) -> None:
     backend, before = _filled(12, 9)
-    with pytest.raises(ValueError, match="blocks 1 to"):
-        backend.swap_out([(2, 3), pair])
-    with pytest.raises(ValueError, match="blocks 1 to"):
-        backend.swap_in([(3, 2), (pair[1], pair[0])])
-    for move in (backend.swap_out, backend.swap_in):
-        with pytest.raises(ValueError, match="same place"):
-            move([(2, 3), (4, 3)])
+    assert_refused(backend, pair)
     assert torch.equal(backend.kv, before)
 
 
