@@ -200,9 +200,9 @@ def _prepare(
     runner = ModelRunner(backends[0], spec, block_size, proposer=proposer)
 
     def forward(batch: StepBatch) -> torch.Tensor:
-        if draft is not None:
-            draft.mirror(batch)
-        return runner.forward(batch)
+        for drafting in backends[1:]:
+            drafting.forward(batch)
+        return backends[0].forward(batch)
 
     progress("Measuring how many tokens a step may have", 0, 0)
     step = _measure_step(config, spec, forward, choice.device, memory, max_model_len)

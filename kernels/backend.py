@@ -1,14 +1,9 @@
-"""The one seam between the engine and what runs on a device: a protocol at the level of a layer.
+"""The one seam between the engine and what runs on a device: a protocol at the level of a step.
 
-It is not at the level of an operator, so that each side may fuse what it likes: the Triton backend writes rotary and KV
-in one kernel, the CPU backend packs weights for its own matrix products, and neither has to say so. The engine calls,
-once a step::
+It is not at the level of a layer or an operator, so that each side may fuse what it likes, compile or capture a whole
+step, and keep activations in whatever form suits it; none of that shows here. The engine calls, once a step::
 
-    x = backend.embed(batch)
-    for layer in range(spec.num_layers):
-        x = backend.attention_block(layer, x, batch)
-        x = backend.mlp_block(layer, x)
-    logits = backend.head(x, batch)                       # float32 [R, vocab]
+    logits = backend.forward(batch)                       # float32 [R, vocab]
     sampled = backend.sample(logits, sampling_batch)      # ids and, on request, log-probabilities
 
 A backend instance serves one model: ``load`` packs its weights, ``allocate_kv`` gives it its memory.
@@ -17,24 +12,12 @@ A backend instance serves one model: ``load`` packs its weights, ``allocate_kv``
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from kernels.sampling import SampledTokens, SamplingBatch
 from kernels.spec import DecoderSpec, StepBatch
-
-
-@dataclass(slots=True)
-class Activations:
-    """The residual stream between two blocks, kept as two addends so a backend can fuse the sum into the next norm.
-
-    The stream's value is ``hidden + residual`` (``hidden`` alone where ``residual`` is None); both [T, hidden_size].
-    """
-
-    hidden: torch.Tensor
-    residual: torch.Tensor | None = None
 
 
 class Backend(Protocol):
@@ -71,17 +54,15 @@ class Backend(Protocol):
         """Copy whole blocks (host block, block) of all layers back, before the step that reads them. ValueError as in
         :meth:`swap_out`."""
 
-    def embed(self, batch: StepBatch) -> Activations: ...
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        """Logits, float32 [R, vocab_size], of ``batch.logits_rows``; writes the keys and values of all T tokens.
 
-    def attention_block(self, layer: int, x: Activations, batch: StepBatch) -> Activations:
-        """Norm, q/k/v, optional q/k norm, rotary, write of the new keys and values, attention over the context
-        (causal, within the layer's window), output projection; added to the residual stream."""
-
-    def mlp_block(self, layer: int, x: Activations) -> Activations:
-        """Norm, SiLU(gate) · up, down projection; added to the residual stream."""
-
-    def head(self, x: Activations, batch: StepBatch) -> torch.Tensor:
-        """Final norm and language-model head of ``batch.logits_rows``: float32 [R, vocab_size]."""
+        Embedding, then a layer after the other on the residual stream: norm, q/k/v, optional q/k norm, rotary, write of
+        the new keys and values, attention over the context (causal, within the layer's window), output projection,
+        added; norm, SiLU(gate) · up, down projection, added. Final norm and language-model head of the wanted rows
+        only: R may be 0, where a step is run for its keys and values alone. RuntimeError before ``load`` and
+        ``allocate_kv``.
+        """
 
     def sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> SampledTokens: ...
 

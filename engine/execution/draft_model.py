@@ -20,7 +20,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from engine.execution.runner import move_blocks, run_layers, step_batch
+from engine.execution.runner import move_blocks, step_batch
 from engine.execution.sampler import sampling_row
 from engine.scheduling.plan import SchedulerOutput
 from kernels.backend import Backend
@@ -40,10 +40,6 @@ class DraftModel:
         self._spec = spec
         self._block_size = block_size
 
-    def mirror(self, batch: StepBatch) -> None:
-        """Compute the keys and values of all tokens of a batch."""
-        run_layers(self._backend, self._spec, batch)
-
     def propose(self, output: SchedulerOutput) -> list[list[int]]:
         move_blocks(self._backend, output)
         limits = self._limits(output)
@@ -56,22 +52,19 @@ class DraftModel:
         ]
         if not rows:
             return []
-        batch = self._batch(output, rows, tokens, starts, [limits[row] > 0 for row in rows])
-        stream = run_layers(self._backend, self._spec, batch)
+        logits = self._backend.forward(self._batch(output, rows, tokens, starts, [limits[row] > 0 for row in rows]))
         drawing = [row for row in rows if limits[row]]
         while drawing:
-            logits = self._backend.head(stream, batch)
             drawing = [row for row in self._draw(output, logits, drawing, drafts) if len(drafts[row]) < limits[row]]
             if drawing:
-                batch = self._last_drafts(output, drawing, drafts, draws=True)
-                stream = run_layers(self._backend, self._spec, batch)
+                logits = self._backend.forward(self._last_drafts(output, drawing, drafts, draws=True))
         return drafts if any(drafts) else []
 
     def settle(self, output: SchedulerOutput, drafts: list[list[int]], token_ids: list[list[int]]) -> None:
         """Compute the last draft of each row that accepted all of them: the only one that was no input yet."""
         rows = [row for row, drafted in enumerate(drafts) if 0 < len(drafted) < len(token_ids[row])]
         if rows:
-            self.mirror(self._last_drafts(output, rows, drafts, draws=False))
+            self._backend.forward(self._last_drafts(output, rows, drafts, draws=False))
 
     def _limits(self, output: SchedulerOutput) -> list[int]:
         """How many tokens to draft for each row: none from positions that the draft model was not made for."""

@@ -22,7 +22,7 @@ from engine.execution.proposers import Proposer, num_accepted
 from engine.execution.sampler import sampling_row
 from engine.execution.sizing import dtype_name
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
-from kernels.backend import Activations, Backend
+from kernels.backend import Backend
 from kernels.sampling import SampledTokens, SamplingBatch, SamplingRow, TokenLogprobs
 from kernels.spec import DecoderSpec, StepBatch
 
@@ -57,7 +57,7 @@ class ModelRunner:
         sampled_rows = [row for row, samples in enumerate(output.samples) if samples]
         sampling = SamplingBatch(_sampling_rows(output, sampled_rows, drafts))
         prepared = self._clock()
-        logits = self.forward(batch)
+        logits = self._backend.forward(batch)
         forwarded = self._clock()
         token_ids: list[list[int]] = [[] for _ in output.requests]
         logprobs: list[list[TokenLogprobs]] = [[] for _ in output.requests]
@@ -77,10 +77,6 @@ class ModelRunner:
             forward_seconds=forwarded - prepared,
             sample_seconds=sampled_at - forwarded,
         )
-
-    def forward(self, batch: StepBatch) -> torch.Tensor:
-        """Logits, float32 [R, vocab], of ``batch.logits_rows``; writes the keys and values of all its tokens."""
-        return self._backend.head(run_layers(self._backend, self._spec, batch), batch)
 
     def _collect(
         self,
@@ -135,15 +131,6 @@ def move_blocks(backend: Backend, output: SchedulerOutput) -> None:
         backend.copy_blocks(output.block_copies)
     if output.swap_in:
         backend.swap_in(output.swap_in)
-
-
-def run_layers(backend: Backend, spec: DecoderSpec, batch: StepBatch) -> Activations:
-    """The residual stream behind the last layer; writes the keys and values of all tokens of the batch."""
-    x = backend.embed(batch)
-    for layer in range(spec.num_layers):
-        x = backend.attention_block(layer, x, batch)
-        x = backend.mlp_block(layer, x)
-    return x
 
 
 def not_finite_cause(dtype: torch.dtype) -> str:

@@ -5,7 +5,7 @@ One layer, with the weights of :mod:`kernels.cpu.weights` (norm weights are fold
     x ─▶ 1/rms ─▶ qkv ─▶ (q/k norm) ─▶ rotary in place ─▶ k, v into their slots ─▶ attention ─▶ x += out
     x ─▶ 1/rms ─▶ gate_up ─▶ silu(gate) · up in place ─────────────────────────────────────────▶ x += down
 
-What is the same for all layers of a step (rotary factors, attention plan) is made once, in :meth:`CpuBackend.embed`.
+What is the same for all layers of a step (rotary factors, attention plan) is made once, before the first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from kernels.backend import Activations, check_swap
+from kernels.backend import check_swap
 from kernels.cpu.attention import AttentionPlanner, attend
 from kernels.cpu.sampling import sample
 from kernels.cpu.weights import DecoderWeights, pack_decoder
@@ -47,7 +47,6 @@ class CpuBackend:
         self._storage: torch.Tensor | None = None
         self._host_storage: torch.Tensor | None = None
         self._block_size = 0
-        self._step: _Step | None = None
         self._eps = torch.tensor(0.0)
 
     @property
@@ -98,14 +97,21 @@ class CpuBackend:
         _move(host, storage, pairs)
 
     @torch.inference_mode()
-    def embed(self, batch: StepBatch) -> Activations:
-        self._step = self._prepare(batch)
-        return Activations(self.weights.embedding.index_select(0, batch.token_ids))
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        step = self._prepare(batch)
+        stream = self.weights.embedding.index_select(0, batch.token_ids)
+        for layer in range(self.spec.num_layers):
+            self._attention_block(layer, stream, step)
+            self._mlp_block(layer, stream)
+        return self._head(stream.index_select(0, batch.logits_rows))
 
     @torch.inference_mode()
-    def attention_block(self, layer: int, x: Activations, batch: StepBatch) -> Activations:
-        spec, weights, step = self.spec, self.weights.layers[layer], self._prepared(batch)
-        stream = self._stream(x)
+    def sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> SampledTokens:
+        return sample(logits, sampling)
+
+    def _attention_block(self, layer: int, stream: torch.Tensor, step: _Step) -> None:
+        """Adds to the stream in place, as the next does."""
+        spec, weights = self.spec, self.weights.layers[layer]
         qkv = weights.qkv(self._normalised(stream))
         q_size = spec.num_heads * spec.head_dim
         qk_heads = spec.num_heads + spec.num_kv_heads
@@ -115,28 +121,23 @@ class CpuBackend:
         if spec.layer_uses_rope(layer):
             self._rotate(qk, step.rotation)
         storage = self._kv()[layer]
-        storage.view(-1, qkv.shape[1] - q_size).index_copy_(0, batch.slot_mapping, qkv[:, q_size:])
+        storage.view(-1, qkv.shape[1] - q_size).index_copy_(0, step.batch.slot_mapping, qkv[:, q_size:])
         attention = attend(qkv, storage, step.planner, spec.layer_window(layer), spec)
-        return Activations(stream.add_(weights.out(attention)))
+        stream.add_(weights.out(attention))
 
-    @torch.inference_mode()
-    def mlp_block(self, layer: int, x: Activations) -> Activations:
+    def _mlp_block(self, layer: int, stream: torch.Tensor) -> None:
         weights = self.weights.layers[layer]
-        stream = self._stream(x)
         gate_up = weights.gate_up(self._normalised(stream))
         gate, up = gate_up.chunk(2, dim=-1)
         F.silu(gate, inplace=True).mul_(up)
-        return Activations(stream.add_(weights.down(gate)))
+        stream.add_(weights.down(gate))
 
-    @torch.inference_mode()
-    def head(self, x: Activations, batch: StepBatch) -> torch.Tensor:
-        rows = self._stream(x).index_select(0, batch.logits_rows)
+    def _head(self, rows: torch.Tensor) -> torch.Tensor:
+        """Logits of rows of the stream."""
+        if rows.shape[0] == 0:
+            return torch.empty((0, self.spec.vocab_size))
         normalised = F.rms_norm(rows.float(), (self.spec.hidden_size,), self.weights.final_norm, self.spec.rms_norm_eps)
         return self.weights.head(normalised.to(self.spec.dtype)).float()
-
-    @torch.inference_mode()
-    def sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> SampledTokens:
-        return sample(logits, sampling)
 
     def _kv(self) -> torch.Tensor:
         if self._storage is None:
@@ -157,11 +158,6 @@ class CpuBackend:
         memory = torch.from_numpy(np.zeros(size, np.uint8))
         return memory.view(spec.dtype).view(spec.num_layers, num_blocks, values)
 
-    def _prepared(self, batch: StepBatch) -> _Step:
-        if self._step is None or self._step.batch is not batch:
-            self._step = self._prepare(batch)
-        return self._step
-
     def _prepare(self, batch: StepBatch) -> _Step:
         spec = self.spec
         planner = AttentionPlanner(batch, self._block_size, spec)
@@ -170,9 +166,6 @@ class CpuBackend:
         angles = batch.positions[:, None].float() * spec.inv_freq
         rotation = torch.polar(torch.full_like(angles, spec.rope_attention_scaling), angles).unsqueeze(1)
         return _Step(batch, rotation, planner)
-
-    def _stream(self, x: Activations) -> torch.Tensor:
-        return x.hidden if x.residual is None else x.hidden + x.residual
 
     def _normalised(self, stream: torch.Tensor) -> torch.Tensor:
         """x / sqrt(mean(x²) + eps) in float32; the norm's weight is in the matrix that follows."""

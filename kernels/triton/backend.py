@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 import triton
 
-from kernels.backend import Activations, check_swap
+from kernels.backend import check_swap
 from kernels.cpu.sampling import sample
 from kernels.sampling import SampledTokens, SamplingBatch, TokenLogprobs
 from kernels.spec import DecoderSpec, StepBatch
@@ -34,12 +34,24 @@ from kernels.triton.weights import DecoderWeights, pack_decoder
 
 
 @dataclass(frozen=True, slots=True)
-class _Rotation:
-    """What the layers of one step share: float32 [T, rotary_dim / 2] each."""
+class _Step:
+    """What the layers of one step share."""
 
     batch: StepBatch
     cos: torch.Tensor
+    """float32 [T, rotary_dim / 2], as ``sin``: attention scaling included."""
     sin: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """The residual stream between two blocks, kept as two addends so that the next norm's kernel adds them.
+
+    Its value is ``hidden + residual`` (``hidden`` alone where ``residual`` is None); both [T, hidden_size].
+    """
+
+    hidden: torch.Tensor
+    residual: torch.Tensor | None = None
 
 
 class TritonBackend:
@@ -60,7 +72,6 @@ class TritonBackend:
         self._kv: torch.Tensor | None = None
         self._num_host_blocks = 0
         self._host_kv: torch.Tensor | None = None
-        self._rotation: _Rotation | None = None
 
     @property
     def spec(self) -> DecoderSpec:
@@ -117,46 +128,13 @@ class TritonBackend:
         move_blocks(host, planes, pairs, self.device)
 
     @torch.inference_mode()
-    def embed(self, batch: StepBatch) -> Activations:
-        return Activations(F.embedding(batch.token_ids, self.weights.embedding))
-
-    @torch.inference_mode()
-    def attention_block(self, layer: int, x: Activations, batch: StepBatch) -> Activations:
-        spec, weights = self.spec, self.weights.layers[layer]
-        keys, values = self.kv[layer, 0], self.kv[layer, 1]
-        rotation = self._rotation_of(batch)
-        normed, residual = rms_norm(x.hidden, x.residual, weights.input_norm, spec.rms_norm_eps)
-        q = kv_write(
-            F.linear(normed, weights.qkv, weights.qkv_bias),
-            keys,
-            values,
-            batch.slot_mapping,
-            rotation.cos,
-            rotation.sin,
-            num_heads=spec.num_heads,
-            use_rope=spec.layer_uses_rope(layer),
-            q_norm=weights.q_norm,
-            k_norm=weights.k_norm,
-            eps=spec.rms_norm_eps,
-        )
-        window = spec.layer_window(layer)
-        attended = paged_attention(q, keys, values, batch, scale=spec.attention_scale, window=window)
-        return Activations(F.linear(attended.flatten(1), weights.out, weights.out_bias), residual)
-
-    @torch.inference_mode()
-    def mlp_block(self, layer: int, x: Activations) -> Activations:
-        weights = self.weights.layers[layer]
-        normed, residual = rms_norm(x.hidden, x.residual, weights.post_norm, self.spec.rms_norm_eps)
-        activated = silu_mul(F.linear(normed, weights.gate_up, weights.gate_up_bias))
-        return Activations(F.linear(activated, weights.down, weights.down_bias), residual)
-
-    @torch.inference_mode()
-    def head(self, x: Activations, batch: StepBatch) -> torch.Tensor:
-        rows = batch.logits_rows
-        residual = None if x.residual is None else x.residual.index_select(0, rows)
-        hidden = x.hidden.index_select(0, rows)
-        normed, _ = rms_norm(hidden, residual, self.weights.final_norm, self.spec.rms_norm_eps)
-        return F.linear(normed, self.weights.head).float()
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        step = self._prepare(batch)
+        x = _Stream(F.embedding(batch.token_ids, self.weights.embedding))
+        for layer in range(self.spec.num_layers):
+            x = self._attention_block(layer, x, step)
+            x = self._mlp_block(layer, x)
+        return self._head(x, batch.logits_rows)
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> SampledTokens:
@@ -177,6 +155,42 @@ class TritonBackend:
             logprobs[i] = report
         return SampledTokens(chosen, logprobs)
 
+    def _attention_block(self, layer: int, x: _Stream, step: _Step) -> _Stream:
+        spec, weights = self.spec, self.weights.layers[layer]
+        keys, values = self.kv[layer, 0], self.kv[layer, 1]
+        normed, residual = rms_norm(x.hidden, x.residual, weights.input_norm, spec.rms_norm_eps)
+        q = kv_write(
+            F.linear(normed, weights.qkv, weights.qkv_bias),
+            keys,
+            values,
+            step.batch.slot_mapping,
+            step.cos,
+            step.sin,
+            num_heads=spec.num_heads,
+            use_rope=spec.layer_uses_rope(layer),
+            q_norm=weights.q_norm,
+            k_norm=weights.k_norm,
+            eps=spec.rms_norm_eps,
+        )
+        window = spec.layer_window(layer)
+        attended = paged_attention(q, keys, values, step.batch, scale=spec.attention_scale, window=window)
+        return _Stream(F.linear(attended.flatten(1), weights.out, weights.out_bias), residual)
+
+    def _mlp_block(self, layer: int, x: _Stream) -> _Stream:
+        weights = self.weights.layers[layer]
+        normed, residual = rms_norm(x.hidden, x.residual, weights.post_norm, self.spec.rms_norm_eps)
+        activated = silu_mul(F.linear(normed, weights.gate_up, weights.gate_up_bias))
+        return _Stream(F.linear(activated, weights.down, weights.down_bias), residual)
+
+    def _head(self, x: _Stream, rows: torch.Tensor) -> torch.Tensor:
+        """Logits of the rows ``rows``, int64 [R], of the stream."""
+        if rows.shape[0] == 0:
+            return torch.empty((0, self.spec.vocab_size), device=self.device)
+        residual = None if x.residual is None else x.residual.index_select(0, rows)
+        hidden = x.hidden.index_select(0, rows)
+        normed, _ = rms_norm(hidden, residual, self.weights.final_norm, self.spec.rms_norm_eps)
+        return F.linear(normed, self.weights.head).float()
+
     def _planes(self) -> torch.Tensor:
         """[2 · layers, blocks, elements of a block under all heads]"""
         return self.kv.view(2 * self.kv.shape[0], self.kv.shape[2], -1)
@@ -191,10 +205,7 @@ class TritonBackend:
             self._host_kv = reachable_zeros((planes, self._num_host_blocks, elements), self.kv.dtype, self.device)
         return self._host_kv
 
-    def _rotation_of(self, batch: StepBatch) -> _Rotation:
-        """Computed with the step's first layer."""
-        if self._rotation is None or self._rotation.batch is not batch:
-            angles = batch.positions[:, None].float() * self.weights.inv_freq
-            scaling = self.spec.rope_attention_scaling
-            self._rotation = _Rotation(batch, angles.cos() * scaling, angles.sin() * scaling)
-        return self._rotation
+    def _prepare(self, batch: StepBatch) -> _Step:
+        angles = batch.positions[:, None].float() * self.weights.inv_freq
+        scaling = self.spec.rope_attention_scaling
+        return _Step(batch, angles.cos() * scaling, angles.sin() * scaling)

@@ -66,7 +66,7 @@ class PagedModel:
         """Runs one step; for each request the logits of all its new tokens, float32 [count, vocab]."""
         batch = build_step_batch(self.plan(work), self.block_size, self.backend.device)
         batch = dataclasses.replace(batch, logits_rows=torch.arange(batch.num_tokens))
-        logits = self.runner.forward(batch)
+        logits = self.backend.forward(batch)
         for request, count in work:
             request.num_computed_tokens += count
         return list(logits.split([count for _, count in work]))

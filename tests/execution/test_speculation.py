@@ -16,7 +16,6 @@ from engine.execution.proposers import NgramProposer, Proposer
 from engine.execution.runner import ModelRunner
 from engine.request import Request, SamplingParams
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
-from kernels.backend import Activations
 from kernels.cpu.backend import CpuBackend
 from kernels.cpu.sampling import sample
 from kernels.sampling import SampledTokens, SamplingBatch
@@ -344,11 +343,8 @@ class TableBackend:
     def __init__(self, table: torch.Tensor) -> None:
         self._table = table
 
-    def embed(self, batch: StepBatch) -> Activations:
-        return Activations(batch.token_ids)
-
-    def head(self, x: Activations, batch: StepBatch) -> torch.Tensor:
-        return self._table[x.hidden[batch.logits_rows]]
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        return self._table[batch.token_ids[batch.logits_rows]]
 
     def sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> SampledTokens:
         return sample(logits, sampling)

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from engine.models.architecture import expected_tensors
-from kernels.backend import Activations
 from kernels.cpu import attention
 from kernels.cpu.backend import CpuBackend
 from kernels.spec import DecoderSpec, StepBatch
@@ -143,13 +142,6 @@ def make_batch(rows: list[tuple[list[int], int, int, list[int]]], block_size: in
     )
 
 
-def forward(backend: CpuBackend, batch: StepBatch) -> torch.Tensor:
-    x = backend.embed(batch)
-    for layer in range(backend.spec.num_layers):
-        x = backend.mlp_block(layer, backend.attention_block(layer, x, batch))
-    return backend.head(x, batch)
-
-
 def worst_difference(
     spec: DecoderSpec, block_size: int = 4, lengths: tuple[int, ...] = (3, 8, 21, 40, 41, 5, 30)
 ) -> float:
@@ -170,7 +162,7 @@ def worst_difference(
         active = [i for i, length in enumerate(lengths) if done[i] < length]
         counts = {i: min(lengths[i] - done[i], generator.choice([1, 1, 1, 2, 7, 16])) for i in active}
         batch = make_batch([(ids[i], done[i], counts[i], tables[i]) for i in active], block_size)
-        for i, logits in zip(active, forward(backend, batch).split(list(counts.values())), strict=True):
+        for i, logits in zip(active, backend.forward(batch).split(list(counts.values())), strict=True):
             expected = references[i][done[i] : done[i] + counts[i]]
             worst = max(worst, float((logits - expected).abs().max()))
             done[i] += counts[i]
@@ -211,15 +203,16 @@ def test_bfloat16_is_near(name: str) -> None:
     assert worst_difference(spec) < 0.4 * float(reference.std())  # a wrong place gives four times the deviation
 
 
-def test_a_residual_apart_is_added() -> None:
-    weights = random_weights(BASE)
+def test_a_step_without_logits_still_writes_keys_and_values() -> None:
+    weights, ids = random_weights(BASE), [5, 6, 7, 8, 9]
     backend = CpuBackend()
     backend.load(BASE, weights)
     backend.allocate_kv(4, 4)
-    batch = make_batch([([5, 6, 7], 0, 3, [1])], 4)
-    whole = backend.embed(batch)
-    parts = Activations(whole.hidden * 0.25, whole.hidden * 0.75)
-    assert torch.allclose(backend.head(parts, batch), backend.head(whole, batch), atol=1e-5)
+    prompt = make_batch([(ids, 0, 4, [2])], 4)
+    nothing = backend.forward(dataclasses.replace(prompt, logits_rows=torch.tensor([], dtype=torch.int64)))
+    assert nothing.shape == (0, BASE.vocab_size) and nothing.dtype == torch.float32
+    last = backend.forward(make_batch([(ids, 4, 1, [2, 1])], 4))
+    assert torch.allclose(last[0].double(), reference_logits(BASE, weights, ids)[-1], atol=1e-4)
 
 
 def test_kv_bytes_are_what_is_allocated() -> None:
@@ -312,7 +305,7 @@ def test_large_steps_take_little_memory_and_change_nothing() -> None:
 
     def last_logits(rows: list[tuple[list[int], int, int, list[int]]]) -> torch.Tensor:
         batch = make_batch(rows, 16)
-        return forward(backend, dataclasses.replace(batch, logits_rows=batch.query_start[1:].long() - 1))
+        return backend.forward(dataclasses.replace(batch, logits_rows=batch.query_start[1:].long() - 1))
 
     last_logits([(ids, 0, 64, parts)])
     with peak_below(64):  # the scores of one head alone would be 61 MiB, the second step's mask 47 MiB

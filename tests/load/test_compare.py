@@ -175,10 +175,10 @@ def test_the_gap_is_that_of_the_two_highest_logits(loaded: LoadedEngine) -> None
 
     prefixes = [[5, 9, 17, 33] * 6, [40, 41, 42], [5, 9]]
     gaps = top_two_gaps(loaded, prefixes)
-    runner = loaded.make_core(scheduler=SchedulerConfig())._runner
+    backend = loaded.make_core(scheduler=SchedulerConfig())._runner._backend
     for prefix, gap in zip(prefixes, gaps, strict=True):
         batch = warm_up_batch(len(prefix), 16, torch.device("cpu"))
-        logits = runner.forward(dataclasses.replace(batch, token_ids=torch.tensor(prefix)))[0]
+        logits = backend.forward(dataclasses.replace(batch, token_ids=torch.tensor(prefix)))[0]
         first, second = torch.topk(logits, 2).values.tolist()
         assert gap == pytest.approx(first - second, abs=2e-5) and gap > 0
 
