@@ -34,7 +34,7 @@ from engine.bench_run import PreparedRequest, WorkloadRun, prepare, warm_up_requ
 from engine.config import EngineConfig
 from engine.events import Keyframe
 from engine.failures import describe, step_failure
-from engine.metrics import summarise
+from engine.metrics import RunRecorder, summarise
 from engine.output_files import OutputFailure, printing, write_target
 from engine.step_counters import StepCounters
 from engine.workload import Workload, WorkloadError
@@ -114,8 +114,7 @@ def run_bench(
     core, info = loaded.core, loaded.info
     prepared = prepare(workload, loaded.codec, info.vocab_size, info.max_model_len)
     before = warm_up_requests(prepared, warm_up, loaded.codec, info.vocab_size)
-    if before:
-        _warm_up(core, before, workload, progress, stop_wanted)
+    warmed = _warm_up(core, before, workload, progress, stop_wanted) if before else None
     begun = core.keyframe()
     counters = StepCounters(
         begun.totals,
@@ -150,6 +149,7 @@ def run_bench(
         **counters.summary(),
         "interrupted": stop_wanted(),
         "failure": failure,
+        "first_token_at": first_token_at(warmed or run.recorder),
         "peak_memory_mb": round(peak_memory_mb(), 1),
     }
     if save_outputs:
@@ -163,10 +163,10 @@ def _warm_up(
     workload: Workload,
     progress: Progress | None,
     stop_wanted: Callable[[], bool],
-) -> None:
+) -> RunRecorder:
     """Run what goes before the workload. Raises :class:`BenchFailure`: nothing of it counts yet."""
     try:
-        WorkloadRun(
+        return WorkloadRun(
             core,
             before,
             time.perf_counter,
@@ -177,6 +177,15 @@ def _warm_up(
         ).run()
     except Exception as error:  # as in the run itself
         raise BenchFailure(f"the warm-up failed: {step_failure(error)}") from error
+
+
+def first_token_at(recorder: RunRecorder) -> float | None:
+    """When the first token of all was there, in seconds since the epoch, so that whoever started this process can tell
+    how long that took; None without a token."""
+    instants = [recorder.start + t.token_times[0] for t in recorder.timelines if t.token_times]
+    if not instants:
+        return None
+    return datetime.datetime.now(datetime.UTC).timestamp() - (time.perf_counter() - min(instants))
 
 
 def _engine_facts(loaded: LoadedEngine, config: EngineConfig, begun: Keyframe) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from engine.config import EngineConfig
 from engine.loader import LoadedEngine
 from engine.step_counters import StepCounters
 from engine.workload import EngineOptions, Workload, WorkloadRequest
-from tests.load.fake_engine import Clock, FakeCodec, FakeCore
+from tests.load.fake_engine import Clock, FakeCodec, FakeCore, FakeLoaded
 from tests.process.tiny_model import MAX_POSITION, make_tiny_model
 
 VLLM_KEYS = [
@@ -82,6 +82,7 @@ OWN_KEYS = [
     "by_priority",
     "peak_memory_mb",
     "load_seconds",
+    "first_token_at",
 ]
 STATISTICS = ("mean", "median", "std", "p50", "p90", "p99")
 
@@ -445,6 +446,19 @@ def test_a_step_that_fails_keeps_what_completed() -> None:
         run.run()
     assert sum(t.completed for t in run.recorder.timelines) == 2
     assert run.elapsed == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("warm_up, seconds_ago", [(0, 7.5), (1, 15.5), (2, 23.5)])
+def test_the_first_token_of_all_may_be_the_warm_ups(
+    warm_up: int, seconds_ago: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each request takes 8 s, its first token 0.5 of them; the clock does not move by itself."""
+    clock = Clock()
+    monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=clock, sleep=clock.sleep))
+    loaded = FakeLoaded(lambda scheduler: FakeCore(clock, 8.0), core=FakeCore(clock, 8.0))
+    load = Workload("x", (WorkloadRequest(16, prompt_tokens=4),))
+    result = bench.run_bench(loaded, load, EngineConfig(), warm_up=warm_up)
+    assert time.time() - result["first_token_at"] == pytest.approx(seconds_ago, abs=0.4)
 
 
 def test_a_warm_up_that_fails_is_a_sentence() -> None:
