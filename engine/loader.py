@@ -36,6 +36,7 @@ from engine.execution.sizing import (
     measure_token_budget,
     plan_memory,
     prefill_seconds,
+    type_name,
     warm_up_batch,
 )
 from engine.failures import describe
@@ -168,8 +169,9 @@ def _prepare(
     choice: DeviceChoice,
     progress: Progress,
 ) -> _Ready:
-    spec = checkpoint.spec(choice.dtype)
-    draft_spec = None if draft_checkpoint is None else draft_checkpoint.spec(choice.dtype)
+    types = (choice.dtype, choice.weight_dtype)
+    spec = checkpoint.spec(*types)
+    draft_spec = None if draft_checkpoint is None else draft_checkpoint.spec(*types)
     max_model_len = _max_model_len(config, spec)
     block_size = config.cache.block_size
     available = torch.cuda.mem_get_info(choice.device)[0] if choice.is_gpu else available_memory()
@@ -254,7 +256,8 @@ def _measure_step(
 def _cache_key(checkpoint: Checkpoint, spec: DecoderSpec) -> bytes:
     """Prefixes the hash of every KV block: whatever changes keys and values changes it."""
     digest = hashlib.sha256(checkpoint.sha256.encode())
-    digest.update(f"|{spec.architecture}|{dtype_name(spec.dtype)}|{spec.rope_attention_scaling}|".encode())
+    types = f"{dtype_name(spec.dtype)}|{type_name(spec)}"
+    digest.update(f"|{spec.architecture}|{types}|{spec.rope_attention_scaling}|".encode())
     digest.update(spec.inv_freq.numpy().tobytes())
     digest.update(repr((spec.rope_layers, spec.sliding_window)).encode())
     return digest.digest()
@@ -275,7 +278,7 @@ def _model_info(
         architecture=ready.spec.architecture,
         parameters=checkpoint.parameters,
         weights_sha256=checkpoint.sha256,
-        dtype=dtype_name(ready.spec.dtype),
+        dtype=type_name(ready.spec),
         device=str(choice.device),
         backend=ready.backend.name,
         backend_reason=choice.reason,
@@ -291,6 +294,7 @@ def _model_info(
         has_chat_template=codec.has_chat_template,
         load_seconds=load_seconds,
         num_host_blocks=ready.memory.num_host_blocks,
+        kv_dtype=dtype_name(ready.spec.dtype),
     )
 
 

@@ -28,8 +28,9 @@ class Backend(Protocol):
     def load(self, spec: DecoderSpec, weights: Mapping[str, torch.Tensor]) -> None:
         """Pack a checkpoint's tensors, named as Transformers names them (``model.layers.0.self_attn.q_proj.weight`` …).
 
-        The tensors may be memory-mapped and of another type: packing converts to ``spec.dtype``. Every tensor that the
-        spec asks for is there (the engine has checked); nothing else is passed.
+        The tensors may be memory-mapped and of another type: packing converts to what the spec says. Every tensor that
+        the spec asks for is there (the engine has checked); nothing else is passed. ValueError for a
+        ``spec.weight_dtype`` that the backend does not compute in.
         """
 
     def kv_bytes_per_block(self, block_size: int) -> int:

@@ -37,7 +37,8 @@ class DecoderSpec:
     max_position: int
     """Longest context the checkpoint was made for, in tokens."""
     dtype: torch.dtype
-    """Type of the weights and activations; softmax, norms and sampling are float32 in any case."""
+    """Type of the activations, of keys and values and, unless ``weight_dtype`` says otherwise, of the weights; softmax,
+    norms and sampling are float32 in any case."""
     inv_freq: torch.Tensor
     """float32 [rotary_dim / 2]: rotary frequencies, the checkpoint's scaling already applied. ``rotary_dim`` may be
     smaller than ``head_dim`` (partial rotary): the dimensions behind it pass through. Pairs are
@@ -55,6 +56,10 @@ class DecoderSpec:
     qk_norm: bool = False
     """RMSNorm over each head of q and k, before rotary."""
     tie_embeddings: bool = False
+    weight_dtype: torch.dtype | None = None
+    """Type in which the matrices are kept; None: ``dtype``. torch.int8: each output channel of a matrix, and each token
+    that is multiplied with it, is quantised symmetrically, w ≈ scale · q with integers q in -127 … 127 and
+    scale = max |w| / 127. Only the CPU backend takes another type than ``dtype``."""
 
     @property
     def rotary_dim(self) -> int:

@@ -1,53 +1,42 @@
-"""The backend that runs anywhere: torch operators on the CPU, as few of them a layer as possible.
+"""The backend that runs anywhere: a step is one compiled function (:mod:`kernels.cpu.step`) run by a few threads.
 
-One layer, with the weights of :mod:`kernels.cpu.weights` (norm weights are folded into the matrices)::
-
-    x ─▶ 1/rms ─▶ qkv ─▶ (q/k norm) ─▶ rotary in place ─▶ k, v into their slots ─▶ attention ─▶ x += out
-    x ─▶ 1/rms ─▶ gate_up ─▶ silu(gate) · up in place ─────────────────────────────────────────▶ x += down
-
-What is the same for all layers of a step (rotary factors, attention plan) is made once, before the first.
+Here is what surrounds it: memory that the function works in, and the tensors of a step turned into plain arrays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from kernels.backend import check_swap
-from kernels.cpu.attention import AttentionPlanner, attend
+from kernels.cpu.attention import padded_lanes, rows_together
+from kernels.cpu.products import PANEL
 from kernels.cpu.sampling import sample
-from kernels.cpu.weights import DecoderWeights, pack_decoder
+from kernels.cpu.step import Batch, Scratch, Shape, Weights, Work, forward, num_phases
+from kernels.cpu.team import Team, counters
+from kernels.cpu.vectors import LANES, activation_dtype
+from kernels.cpu.weights import PACKED_TYPES, pack_decoder
 from kernels.sampling import SampledTokens, SamplingBatch
 from kernels.spec import DecoderSpec, StepBatch
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """What all layers of one step share."""
-
-    batch: StepBatch
-    rotation: torch.Tensor
-    """complex64 [T, 1, rotary_dim / 2]: the factor of each position and pair, attention scaling included."""
-    planner: AttentionPlanner
-
-
 class CpuBackend:
-    """Implements :class:`kernels.backend.Backend`. Not for two threads at once."""
+    """Implements :class:`kernels.backend.Backend` with as many threads as torch has when a model is loaded. Not for two
+    threads at once."""
 
     name = "cpu"
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self._spec: DecoderSpec | None = None
-        self._weights: DecoderWeights | None = None
+        self._weights: Weights | None = None
+        self._team = Team(1)
+        self._shape: Shape | None = None
         self._storage: torch.Tensor | None = None
         self._host_storage: torch.Tensor | None = None
-        self._block_size = 0
-        self._eps = torch.tensor(0.0)
+        self._buffers: dict[str, np.ndarray] = {}
 
     @property
     def spec(self) -> DecoderSpec:
@@ -56,7 +45,7 @@ class CpuBackend:
         return self._spec
 
     @property
-    def weights(self) -> DecoderWeights:
+    def weights(self) -> Weights:
         if self._weights is None:
             raise RuntimeError("load a model first")
         return self._weights
@@ -64,15 +53,16 @@ class CpuBackend:
     def load(self, spec: DecoderSpec, weights: Mapping[str, torch.Tensor]) -> None:
         with torch.inference_mode():
             self._weights = pack_decoder(spec, weights)
-            self._eps = torch.tensor(spec.rms_norm_eps)
         self._spec = spec
+        self._team.close()
+        self._team = Team(torch.get_num_threads())
 
     def kv_bytes_per_block(self, block_size: int) -> int:
-        return self.spec.kv_bytes_per_token() * block_size
+        return self.spec.num_layers * self._block_values(block_size) * self.spec.dtype.itemsize
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         self._storage = None
-        self._block_size = block_size
+        self._shape = self._shape_of(num_blocks, block_size)
         self._storage = self._blocks(num_blocks)
 
     def allocate_host_kv(self, num_blocks: int) -> None:
@@ -96,48 +86,26 @@ class CpuBackend:
         check_swap(pairs, host.shape[1], storage.shape[1])
         _move(host, storage, pairs)
 
-    @torch.inference_mode()
     def forward(self, batch: StepBatch) -> torch.Tensor:
-        step = self._prepare(batch)
-        stream = self.weights.embedding.index_select(0, batch.token_ids)
-        for layer in range(self.spec.num_layers):
-            self._attention_block(layer, stream, step)
-            self._mlp_block(layer, stream)
-        return self._head(stream.index_select(0, batch.logits_rows))
+        storage, weights = self._kv(), self.weights
+        shape = self._shape
+        assert shape is not None
+        rows, wanted = batch.num_tokens, int(batch.logits_rows.shape[0])
+        vocab = int(weights.matrices[-2, 2])
+        logits = np.empty(wanted * vocab, dtype=np.float32)
+        step, work = self._batch(batch, shape), self._work(rows, logits)
+        longest = max(batch.seq_lens_list) if batch.seq_lens_list else int(batch.seq_lens.max())
+        scratch = [self._scratch(thread, shape, longest) for thread in range(self._team.threads)]
+        phases, numbers = counters(num_phases(shape.layers)), storage.view(-1)
+        kv = numbers.numpy() if self.spec.dtype == torch.float32 else numbers.view(torch.int16).numpy().view(np.uint16)
+        self._team.run(
+            lambda thread: forward(phases, self._team.threads, shape, weights, step, work, scratch[thread], kv)
+        )
+        return torch.from_numpy(logits).view(wanted, vocab)[:, : self.spec.vocab_size]
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> SampledTokens:
         return sample(logits, sampling)
-
-    def _attention_block(self, layer: int, stream: torch.Tensor, step: _Step) -> None:
-        """Adds to the stream in place, as the next does."""
-        spec, weights = self.spec, self.weights.layers[layer]
-        qkv = weights.qkv(self._normalised(stream))
-        q_size = spec.num_heads * spec.head_dim
-        qk_heads = spec.num_heads + spec.num_kv_heads
-        qk = qkv[:, : qk_heads * spec.head_dim].view(-1, qk_heads, spec.head_dim)
-        if weights.qk_norm is not None:
-            qk.copy_(F.rms_norm(qk.float(), (spec.head_dim,), None, spec.rms_norm_eps).mul_(weights.qk_norm))
-        if spec.layer_uses_rope(layer):
-            self._rotate(qk, step.rotation)
-        storage = self._kv()[layer]
-        storage.view(-1, qkv.shape[1] - q_size).index_copy_(0, step.batch.slot_mapping, qkv[:, q_size:])
-        attention = attend(qkv, storage, step.planner, spec.layer_window(layer), spec)
-        stream.add_(weights.out(attention))
-
-    def _mlp_block(self, layer: int, stream: torch.Tensor) -> None:
-        weights = self.weights.layers[layer]
-        gate_up = weights.gate_up(self._normalised(stream))
-        gate, up = gate_up.chunk(2, dim=-1)
-        F.silu(gate, inplace=True).mul_(up)
-        stream.add_(weights.down(gate))
-
-    def _head(self, rows: torch.Tensor) -> torch.Tensor:
-        """Logits of rows of the stream."""
-        if rows.shape[0] == 0:
-            return torch.empty((0, self.spec.vocab_size))
-        normalised = F.rms_norm(rows.float(), (self.spec.hidden_size,), self.weights.final_norm, self.spec.rms_norm_eps)
-        return self.weights.head(normalised.to(self.spec.dtype)).float()
 
     def _kv(self) -> torch.Tensor:
         if self._storage is None:
@@ -149,39 +117,107 @@ class CpuBackend:
             raise RuntimeError("allocate the host's KV storage first")
         return self._host_storage
 
-    def _blocks(self, num_blocks: int) -> torch.Tensor:
-        """Zeroed storage [layers, blocks, values of a block]."""
+    def _block_values(self, block_size: int) -> int:
+        """Numbers of a block in one layer (layout in :mod:`kernels.cpu.attention`)."""
         spec = self.spec
-        values = self._block_size * 2 * spec.num_kv_heads * spec.head_dim
+        keys = spec.head_dim * padded_lanes(block_size)
+        return spec.num_kv_heads * (keys + block_size * padded_lanes(spec.head_dim))
+
+    def _shape_of(self, num_blocks: int, block_size: int) -> Shape:
+        spec = self.spec
+        group = spec.num_heads // spec.num_kv_heads
+        values = self._block_values(block_size)
+        return Shape(
+            layers=spec.num_layers,
+            hidden=spec.hidden_size,
+            intermediate=spec.intermediate_size,
+            heads=spec.num_heads,
+            kv_heads=spec.num_kv_heads,
+            group=group,
+            head_dim=spec.head_dim,
+            query_size=spec.num_heads * spec.head_dim,
+            rotary_half=spec.rotary_dim // 2,
+            tokens_together=rows_together(group) // group,
+            block_size=block_size,
+            block_keys=padded_lanes(block_size),
+            value_dims=padded_lanes(spec.head_dim),
+            block_values=values,
+            layer_values=values * num_blocks,
+            scale=np.float32(spec.attention_scale),
+            eps=np.float32(spec.rms_norm_eps),
+        )
+
+    def _blocks(self, num_blocks: int) -> torch.Tensor:
+        """Zeroed storage [layers, blocks, numbers of a block]."""
+        assert self._shape is not None
+        spec, values = self.spec, self._shape.block_values
         size = spec.num_layers * num_blocks * values * spec.dtype.itemsize
         # numpy asks the system for zeroed pages, which take no memory until they are written; torch would write them.
         memory = torch.from_numpy(np.zeros(size, np.uint8))
         return memory.view(spec.dtype).view(spec.num_layers, num_blocks, values)
 
-    def _prepare(self, batch: StepBatch) -> _Step:
+    def _batch(self, batch: StepBatch, shape: Shape) -> Batch:
         spec = self.spec
-        planner = AttentionPlanner(batch, self._block_size, spec)
-        for block in planner.blocks_to_clear():
-            self._kv()[:, block].zero_()
-        angles = batch.positions[:, None].float() * spec.inv_freq
-        rotation = torch.polar(torch.full_like(angles, spec.rope_attention_scaling), angles).unsqueeze(1)
-        return _Step(batch, rotation, planner)
+        query_start, seq_lens = batch.query_start.numpy(), batch.seq_lens.numpy()
+        query_lens = np.diff(query_start)
+        task_start = np.zeros(query_start.shape[0], dtype=np.int64)
+        np.cumsum(-(-query_lens // shape.tokens_together), out=task_start[1:])
+        clears = np.zeros(batch.num_tokens, dtype=np.uint8)
+        filled = seq_lens % shape.block_size
+        begun = (filled > 0) & (filled <= query_lens)
+        clears[query_start[1:][begun] - 1] = 1
+        angles = (batch.positions.to(torch.float32)[:, None] * spec.inv_freq).numpy()
+        scaling = np.float32(spec.rope_attention_scaling)
+        return Batch(
+            token_ids=batch.token_ids.numpy(),
+            slots=batch.slot_mapping.numpy(),
+            query_start=query_start,
+            seq_lens=seq_lens,
+            block_tables=batch.block_tables.numpy(),
+            logits_rows=batch.logits_rows.numpy(),
+            task_start=task_start,
+            clears=clears,
+            cos=(np.cos(angles) * scaling).reshape(-1),
+            sin=(np.sin(angles) * scaling).reshape(-1),
+        )
 
-    def _normalised(self, stream: torch.Tensor) -> torch.Tensor:
-        """x / sqrt(mean(x²) + eps) in float32; the norm's weight is in the matrix that follows."""
-        values = stream.float()
-        norm = torch.linalg.vector_norm(values, dim=-1, keepdim=True)
-        scale = torch.addcmul(self._eps, norm, norm, value=1.0 / values.shape[-1]).rsqrt_()
-        return (values * scale).to(stream.dtype)
+    def _work(self, rows: int, logits: np.ndarray) -> Work:
+        spec, matrices = self.spec, self.weights.matrices
+        exact = np.int32 if self.weights.packed.dtype == np.int8 else np.float32
+        layers = matrices[:-2]
+        y = self._buffer("y", rows * int(layers[:, 2].max()), np.float32)
+        return Work(
+            stream=self._buffer("stream", rows * spec.hidden_size, np.float32),
+            x=self._buffer("x", rows * int(matrices[:, 1].max()), activation_dtype(self.weights.packed.dtype)),
+            x_scales=self._buffer("x_scales", rows, np.float32),
+            y=y,
+            sums=y.view(exact),
+            attended=self._buffer("attended", rows * spec.num_heads * spec.head_dim, np.float32),
+            logits=logits,
+            logits_sums=logits.view(exact),
+        )
 
-    def _rotate(self, qk: torch.Tensor, rotation: torch.Tensor) -> None:
-        """In place: the first ``rotary_dim`` values of each head are pairs, taken as complex numbers."""
-        rotated = qk[..., : self.spec.rotary_dim]
-        if rotated.dtype == torch.float32:
-            torch.view_as_complex(rotated.unflatten(-1, (-1, 2))).mul_(rotation)
-        else:
-            product = torch.view_as_complex(rotated.float().unflatten(-1, (-1, 2))) * rotation
-            rotated.copy_(torch.view_as_real(product).flatten(-2))
+    def _scratch(self, thread: int, shape: Shape, longest: int) -> Scratch:
+        rows = shape.tokens_together * shape.group
+        keys = (longest // shape.block_size + 1) * shape.block_keys
+
+        def buffer(name: str, size: int) -> np.ndarray:
+            return self._buffer(f"{name} {thread}", size, np.float32)
+
+        return Scratch(
+            row=buffer("row", max(shape.hidden, shape.intermediate)),
+            queries=buffer("queries", rows * shape.head_dim),
+            scores=buffer("scores", rows * keys),
+            sums=buffer("sums", rows),
+            values=buffer("values", rows * shape.value_dims),
+        )
+
+    def _buffer(self, name: str, size: int, dtype: np.dtype | type) -> np.ndarray:
+        """At least ``size`` numbers that stay from step to step and hold anything."""
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape[0] < size or buffer.dtype != dtype:
+            buffer = self._buffers[name] = np.empty(size, dtype=dtype)
+        return buffer
 
 
 def _move(source: torch.Tensor, destination: torch.Tensor, pairs: Sequence[tuple[int, int]]) -> None:

@@ -94,6 +94,8 @@ class TritonBackend:
 
     @torch.inference_mode()
     def load(self, spec: DecoderSpec, weights: Mapping[str, torch.Tensor]) -> None:
+        if spec.weight_dtype not in (None, spec.dtype):
+            raise ValueError(f"the Triton backend multiplies in {spec.dtype} only, not in {spec.weight_dtype}")
         self._weights = pack_decoder(spec, weights, self.device)
         self._spec = spec
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import shutil
@@ -18,6 +19,7 @@ from engine.core import EngineCore
 from engine.execution import device
 from engine.execution.device import choose_device
 from engine.loader import LoadedEngine, load_engine
+from engine.models.checkpoint import Checkpoint
 from engine.models.errors import ModelLoadError
 from engine.request import SamplingParams
 from tests.models.families import VOCAB, SavedModel
@@ -234,6 +236,11 @@ def test_another_model_or_type_has_other_block_hashes(folder: Path, tmp_path: Pa
     keys = [key(folder), key(folder, dtype="bfloat16"), key(longer)]
     assert len(set(keys)) == 3
     assert key(folder, seed=5) == keys[0]
+    checkpoint = Checkpoint.open(folder)
+    spec = checkpoint.spec(torch.bfloat16)
+    assert loader._cache_key(checkpoint, spec) == keys[1]
+    assert loader._cache_key(checkpoint, dataclasses.replace(spec, weight_dtype=torch.bfloat16)) == keys[1]
+    assert loader._cache_key(checkpoint, dataclasses.replace(spec, weight_dtype=torch.int8)) not in keys
 
 
 # What is refused -----------------------------------------------------------------------------------------------------
@@ -371,3 +378,12 @@ def test_auto_takes_the_fastest_type_of_this_cpu(
     assert choice.dtype == expected and "bfloat16" in choice.reason
     slow = choose_device(EngineConfig(device="cpu", dtype="bfloat16"))
     assert slow.dtype == torch.bfloat16 and ("emulates" in slow.reason) is not native
+
+
+def test_int8_is_for_a_cpu_with_keys_and_values_in_bfloat16(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = choose_device(EngineConfig(device="cpu", dtype="int8"))
+    assert (choice.device.type, choice.dtype, choice.weight_dtype) == ("cpu", torch.bfloat16, torch.int8)
+    monkeypatch.setattr(device, "gpu_problem", lambda: None)
+    for asked in ("cuda", "auto"):
+        error = refusal(folder, device=asked, dtype="int8")
+        assert error.kind == "unsupported" and "--device cpu" in error.message

@@ -215,6 +215,15 @@ def test_a_step_without_logits_still_writes_keys_and_values() -> None:
     assert torch.allclose(last[0].double(), reference_logits(BASE, weights, ids)[-1], atol=1e-4)
 
 
+def test_a_step_wants_a_model_and_memory() -> None:
+    backend, batch = CpuBackend(), make_batch([([5, 6, 7], 0, 3, [1])], 4)
+    with pytest.raises(RuntimeError, match="load a model"):
+        backend.forward(batch)
+    backend.load(BASE, random_weights(BASE))
+    with pytest.raises(RuntimeError, match="allocate"):
+        backend.forward(batch)
+
+
 def test_kv_bytes_are_what_is_allocated() -> None:
     backend = CpuBackend()
     backend.load(BASE, random_weights(BASE))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.events import Preempted
-from engine.execution.runner import ModelRunner
+from engine.execution.runner import ModelRunner, step_batch
+from engine.execution.sizing import warm_up_batch
 from engine.models.architecture import expected_tensors
 from engine.request import SamplingParams
 from kernels.backend import Backend
@@ -121,6 +124,40 @@ def test_the_ids_of_the_cpu_backend(name: str) -> None:
     # The pool is small enough for preemptions and the prompts alike enough for hits: the ids went through all of it.
     assert result.preemptions > 0 and result.cached_tokens > 0
     assert len({token for answer in result.token_ids for token in answer}) > 6
+
+
+def test_a_step_without_logits_still_writes_keys_and_values() -> None:
+    spec, logits = SPECS["group 5, q/k norm, scaled rotary"], []
+    for backend in (TritonBackend("cpu"), CpuBackend()):
+        backend.load(spec, _weights(spec))
+        backend.allocate_kv(4, BLOCK_SIZE)
+
+        def forward(first: int, count: int, wanted: bool, backend: Backend = backend) -> torch.Tensor:
+            tokens, first_logits = [[5, 6, 7, 8, 9][first : first + count]], np.array([count - 1])
+            num_logits = np.array([int(wanted)])
+            batch = step_batch(tokens, [first], [[2, 1]], first_logits, num_logits, BLOCK_SIZE, backend.device)
+            return backend.forward(batch)
+
+        nothing = forward(0, 4, wanted=False)
+        assert nothing.shape == (0, VOCAB) and nothing.dtype == torch.float32
+        logits.append(forward(4, 1, wanted=True))
+    assert torch.allclose(*logits, atol=1e-4)
+
+
+def test_a_step_wants_a_model_and_memory() -> None:
+    spec, backend = SPECS["group 5, q/k norm, scaled rotary"], TritonBackend("cpu")
+    batch = warm_up_batch(1, BLOCK_SIZE, backend.device)
+    with pytest.raises(RuntimeError, match="load a model"):
+        backend.forward(batch)
+    backend.load(spec, _weights(spec))
+    with pytest.raises(RuntimeError, match="allocate"):
+        backend.forward(batch)
+
+
+def test_weights_of_another_type_than_the_rest_are_refused() -> None:
+    spec = dataclasses.replace(SPECS["group 5, q/k norm, scaled rotary"], weight_dtype=torch.int8)
+    with pytest.raises(ValueError, match="int8"):
+        TritonBackend("cpu").load(spec, _weights(spec))
 
 
 def test_a_bad_row_of_logits_is_marked_and_alone() -> None:
