@@ -56,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     window.add_argument(
         "--model", default=None, metavar="MODEL", help="'starter', a folder with a checkpoint, or a Hugging Face id"
     )
-    window.add_argument("--dtype", choices=DTYPES, default="auto", help="type of weights and activations")
+    window.add_argument("--dtype", choices=DTYPES, default="auto", help="type of the weights")
     window.add_argument("--device", choices=DEVICES, default="auto", help="where the model runs")
     window.add_argument("--threads", type=int, default=None, metavar="N", help="CPU threads; default: physical cores")
     window.add_argument("--max-model-len", type=int, default=None, metavar="N", help="longest context in tokens")

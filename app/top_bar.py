@@ -182,7 +182,7 @@ def _model_sentence(info: ModelInfo) -> str:
             f"{info.weight_bytes / 2**20:,.0f} MiB of weights in {info.dtype}, {info.device}, {info.threads} threads",
             f"backend {info.backend}: {info.backend_reason}",
             f"KV cache: {info.num_blocks:,} blocks of {info.block_size} tokens, "
-            f"{info.num_blocks * info.kv_bytes_per_block / 2**20:,.0f} MiB",
+            f"{info.num_blocks * info.kv_bytes_per_block / 2**20:,.0f} MiB in {info.kv_dtype}",
             f"context up to {info.max_model_len:,} tokens, {info.token_budget:,} tokens a step, "
             f"{info.max_num_seqs:,} requests at once",
             f"loaded in {info.load_seconds:.1f} s",

@@ -196,6 +196,7 @@ def _engine_facts(loaded: LoadedEngine, config: EngineConfig, begun: Keyframe) -
         "model_id": info.name,
         "weights_sha256": info.weights_sha256,
         "dtype": info.dtype,
+        "kv_dtype": info.kv_dtype,
         "device": info.device,
         "threads": info.threads,
         "discipline": scheduler.discipline,

@@ -25,7 +25,7 @@ SPECULATION_NGRAM = "ngram"
 SPECULATION_DRAFT = "draft:"
 """Followed by the folder of a smaller model with the same tokenizer."""
 MAX_DRAFT_TOKENS = 16
-DTYPES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
+DTYPES: tuple[str, ...] = ("auto", "int8", "bfloat16", "float16", "float32")
 DEVICES: tuple[str, ...] = ("auto", "cpu", "cuda")
 
 STARTER_MODEL = "starter"
@@ -142,7 +142,8 @@ class EngineConfig:
     model: str = STARTER_MODEL
     """``starter``, a folder with a checkpoint, or a repository of the Hugging Face cache (``org/name``)."""
     dtype: str = "auto"
-    """Type of weights and activations; auto: the fastest that this device computes natively."""
+    """Type of weights and activations; int8, on a CPU only: weights of 8 bits, keys and values in bfloat16; auto: the
+    fastest that this device computes natively."""
     device: str = "auto"
     """Where the model runs; auto: the GPU where one works, else the CPU."""
     threads: int | None = None

@@ -119,16 +119,18 @@ def _pip_install(name: str, specifier: str) -> str:
 
 def _device(findings: Findings) -> None:
     """The choice that a load would make, by the very code that makes it."""
-    answer: dict[str, Any] = {"device": None, "backend": None, "dtype": None}
+    answer: dict[str, Any] = {"device": None, "backend": None, "dtype": None, "kv_dtype": None}
     try:
         from engine.config import EngineConfig
         from engine.execution.device import choose_device
+        from engine.execution.sizing import dtype_name
 
         choice = choose_device(EngineConfig())
         answer |= {
             "device": str(choice.device),
             "backend": "triton" if choice.is_gpu else "cpu",
-            "dtype": str(choice.dtype).removeprefix("torch."),
+            "dtype": dtype_name(choice.weight_dtype or choice.dtype),
+            "kv_dtype": dtype_name(choice.dtype),
             "backend_reason": choice.reason,
         }
         _gpu_needs(findings, choice.is_gpu)
@@ -249,7 +251,8 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("Batchscope", report["version"]),
         ("Python", f"{report['python']} on {report['platform']}"),
-        ("Device", f"{report['device']}, {report['dtype']}: {report['backend_reason']}"),
+        ("Device", f"{report['device']}: {report['backend_reason']}"),
+        ("Weights", f"{report['dtype']}, keys and values {report['kv_dtype']}"),
         ("Backend", str(report["backend"])),
         (
             "Processor",

@@ -279,6 +279,7 @@ def _model_info(
         parameters=checkpoint.parameters,
         weights_sha256=checkpoint.sha256,
         dtype=type_name(ready.spec),
+        kv_dtype=dtype_name(ready.spec.dtype),
         device=str(choice.device),
         backend=ready.backend.name,
         backend_reason=choice.reason,
@@ -294,7 +295,6 @@ def _model_info(
         has_chat_template=codec.has_chat_template,
         load_seconds=load_seconds,
         num_host_blocks=ready.memory.num_host_blocks,
-        kv_dtype=dtype_name(ready.spec.dtype),
     )
 
 

@@ -122,6 +122,9 @@ class ModelInfo(msgspec.Struct, frozen=True):
     parameters: int
     weights_sha256: str
     dtype: str
+    """Type of the weights."""
+    kv_dtype: str
+    """Type of keys and values."""
     device: str
     backend: str
     backend_reason: str

@@ -19,6 +19,8 @@ class DeviceChoice:
     dtype: torch.dtype
     reason: str
     """Why this device and this type; shown by ``doctor`` and kept with a run."""
+    weight_dtype: torch.dtype | None = None
+    """Type in which the matrices are kept; None: ``dtype``."""
 
     @property
     def is_gpu(self) -> bool:
@@ -46,6 +48,8 @@ def cpu_choice(config: EngineConfig, why: str) -> DeviceChoice:
             + (" or bfloat16." if native else "."),
             "unsupported",
         )
+    if config.dtype == "int8":
+        return DeviceChoice(torch.device("cpu"), torch.bfloat16, why, torch.int8)
     if config.dtype == "auto":
         dtype = torch.bfloat16 if native else torch.float32
         ability = "computes" if native else "does not compute"
@@ -81,6 +85,10 @@ def make_backend(choice: DeviceChoice) -> Backend:
 
 
 def _gpu_choice(config: EngineConfig) -> DeviceChoice:
+    if config.dtype == "int8":
+        raise ModelLoadError(
+            "dtype is int8, which is computed on a CPU only; use --device cpu, or --dtype auto.", "unsupported"
+        )
     device = torch.device("cuda", torch.cuda.current_device())
     name = torch.cuda.get_device_name(device)
     if config.dtype != "auto":

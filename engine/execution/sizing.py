@@ -73,12 +73,12 @@ def plan_memory(
     specs = [spec] if draft is None else [spec, draft]
     weight_bytes = sum(map(_weight_bytes, specs))
     block_bytes = sum(each.kv_bytes_per_token() for each in specs) * config.cache.block_size
-    working_bytes = _working_bytes(specs, on_gpu=on_gpu)
+    working_bytes = _working_bytes(specs)
     model_bytes = weight_bytes + working_bytes
     if available_bytes < model_bytes + 2 * block_bytes:
         raise ModelLoadError(
             f"{'The model needs' if draft is None else 'The model and its draft model need'} about "
-            f"{format_bytes(model_bytes + 2 * block_bytes)} in {dtype_name(spec.dtype)}, and "
+            f"{format_bytes(model_bytes + 2 * block_bytes)} in {type_name(spec)}, and "
             f"{format_bytes(available_bytes)} are free. Close other programs, or choose a smaller model.",
             "memory",
         )
@@ -129,16 +129,22 @@ def _num_host_blocks(config: EngineConfig, num_blocks: int, room: int, block_byt
 
 
 def _weight_bytes(spec: DecoderSpec) -> int:
-    return sum(math.prod(shape) for shape in expected_tensors(spec).values()) * spec.dtype.itemsize
+    """Of the model as a backend keeps it: int8 comes with a scale and an offset, 4 bytes each, per row of a matrix."""
+    kept = spec.weight_dtype or spec.dtype
+    row_bytes = 8 if kept == torch.int8 else 0
+    total = 0
+    for shape in expected_tensors(spec).values():
+        is_matrix = len(shape) == 2
+        total += math.prod(shape) * (kept if is_matrix else spec.dtype).itemsize
+        total += shape[0] * row_bytes if is_matrix else 0
+    return total
 
 
-def _working_bytes(specs: Sequence[DecoderSpec], *, on_gpu: bool) -> int:
+def _working_bytes(specs: Sequence[DecoderSpec]) -> int:
     """Beside weights and blocks: one layer's gate and up in float32, joined and in parts, while they are packed, one
-    model after the other; on a CPU tied heads too, which are packed while the embedding stays as it is."""
+    model after the other."""
     packing = max(2 * 2 * spec.intermediate_size * spec.hidden_size * torch.float32.itemsize for spec in specs)
-    tied = [spec for spec in specs if spec.tie_embeddings and not on_gpu]
-    heads = sum(spec.vocab_size * spec.hidden_size * spec.dtype.itemsize for spec in tied)
-    return WORKING_BYTES + packing + heads
+    return WORKING_BYTES + packing
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +237,11 @@ def format_bytes(count: int) -> str:
     if count < 2**30:
         return f"{count / 2**20:.0f} MiB"
     return f"{count / 2**30:,.1f} GiB"
+
+
+def type_name(spec: DecoderSpec) -> str:
+    """What a user calls the type of a model: that of its matrices."""
+    return dtype_name(spec.weight_dtype or spec.dtype)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -98,12 +98,12 @@ class Checkpoint:
         tensors = _LazyTensors({name: (self._shard_of[name].path, name) for name in (_HEAD, _EMBEDDING)})
         return not torch.equal(tensors[_HEAD], tensors[_EMBEDDING])
 
-    def spec(self, dtype: torch.dtype) -> DecoderSpec:
-        """The decoder to be computed in ``dtype``; tied only where config and file agree on it, as in Transformers."""
+    def spec(self, dtype: torch.dtype, weight_dtype: torch.dtype | None = None) -> DecoderSpec:
+        """The decoder to be computed in ``dtype``, its matrices kept in ``weight_dtype`` (None: the same); tied only
+        where config and file agree on it, as in Transformers."""
         spec = spec_from_config(self.config, dtype)
-        if spec.tie_embeddings and self._head_is_own:
-            return dataclasses.replace(spec, tie_embeddings=False)
-        return spec
+        tied = spec.tie_embeddings and not self._head_is_own
+        return dataclasses.replace(spec, tie_embeddings=tied, weight_dtype=weight_dtype)
 
     def tensors(self, spec: DecoderSpec) -> Mapping[str, torch.Tensor]:
         """The weights that ``spec`` needs, by name; each is memory-mapped when it is asked for, in its stored type.

@@ -71,16 +71,28 @@ def test_a_pool_shrinks_with_memory_and_stays_inside_it() -> None:
 
 
 def test_what_is_kept_beside_the_weights_counts() -> None:
-    """A packed tied head is a second copy on a CPU, and a large model's layers need room while they are packed."""
+    """A large model's layers need room while they are packed; a tied head is kept once."""
     pool = EngineConfig(cache=CacheConfig(num_blocks=10))
-    tied = dataclasses.replace(llama_8b(torch.bfloat16), tie_embeddings=True)
-    cpu, gpu = (plan_memory(tied, pool, 8192, 64 * GIB, on_gpu=on_gpu) for on_gpu in (False, True))
-    assert cpu.needed_bytes - gpu.needed_bytes == 2 * 128_256 * 4096
-    untied = plan_memory(llama_8b(torch.bfloat16), pool, 8192, 64 * GIB, on_gpu=False)
-    assert untied.working_bytes == gpu.working_bytes > 4 * 2 * 2 * 14_336 * 4096
+    untied, tied = (
+        plan_memory(spec, pool, 8192, 64 * GIB, on_gpu=False)
+        for spec in (llama_8b(), dataclasses.replace(llama_8b(), tie_embeddings=True))
+    )
+    assert untied.weight_bytes - tied.weight_bytes == 4 * 128_256 * 4096
+    assert untied.working_bytes == tied.working_bytes > 4 * 2 * 2 * 14_336 * 4096
     with pytest.raises(ModelLoadError, match="at most"):
-        plan_memory(tied, pool, 8192, cpu.needed_bytes - 1, on_gpu=False)
-    assert plan_memory(tied, pool, 8192, cpu.needed_bytes, on_gpu=False).num_blocks == 10
+        plan_memory(llama_8b(), pool, 8192, untied.needed_bytes - 1, on_gpu=False)
+    assert plan_memory(llama_8b(), pool, 8192, untied.needed_bytes, on_gpu=False).num_blocks == 10
+
+
+def test_int8_counts_a_byte_a_weight_and_keys_and_values_in_bfloat16() -> None:
+    spec = dataclasses.replace(llama_8b(torch.bfloat16), weight_dtype=torch.int8)
+    plan = plan_memory(spec, EngineConfig(), 8192, 64 * GIB, on_gpu=False)
+    rows = 2 * 128_256 + 32 * (4096 + 2 * 1024 + 4096 + 2 * 14_336 + 4096)
+    norms = (2 * 32 + 1) * 4096
+    assert plan.weight_bytes == (8_030_261_248 - norms) + 8 * rows + 2 * norms
+    assert plan.block_bytes == 16 * 2 * 32 * 8 * 128 * 2
+    with pytest.raises(ModelLoadError, match=r"in int8, and 4\.0 GiB are free"):
+        plan_memory(spec, EngineConfig(), 8192, 4 * GIB, on_gpu=False)
 
 
 class Machine:

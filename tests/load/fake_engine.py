@@ -167,6 +167,6 @@ class FakeLoaded:
 
 
 def _fake_info() -> Any:
-    facts = ("name", "weights_sha256", "dtype", "device", "backend", "backend_reason")
+    facts = ("name", "weights_sha256", "dtype", "kv_dtype", "device", "backend", "backend_reason")
     numbers = {"vocab_size": 100, "max_model_len": 4096, "kv_bytes_per_block": 64, "threads": 1, "load_seconds": 1.0}
     return SimpleNamespace(**dict.fromkeys(facts, "<x>"), **numbers)

@@ -76,6 +76,7 @@ OWN_KEYS = [
     "order",
     "preemption",
     "dtype",
+    "kv_dtype",
     "device",
     "weights_sha256",
     "output_token_ids",
@@ -139,6 +140,7 @@ def test_every_promised_key_is_there(run: Callable, tmp_path: Path) -> None:
     assert (result["total_input_tokens"], result["total_output_tokens"]) == (120, 30)
     assert [len(ids) for ids in result["output_token_ids"]] == [5] * 6 == result["output_lens"]
     assert (result["kv_blocks_total"], result["discipline"], result["dtype"]) == (200, "vllm", "float32")
+    assert result["kv_dtype"] == "float32"
     assert 0 < result["kv_blocks_peak"] <= 200 and result["steps"] > 0 and result["peak_memory_mb"] > 50
     assert set(result["by_priority"]) == {"0", "1"} and result["by_priority"]["0"]["completed"] == 3
     assert result["request_goodput"] == pytest.approx(6 / result["duration"])

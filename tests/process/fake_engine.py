@@ -139,6 +139,7 @@ def model_info() -> ModelInfo:
         parameters=0,
         weights_sha256="",
         dtype="float32",
+        kv_dtype="float32",
         device="cpu",
         backend="none",
         backend_reason="a test",

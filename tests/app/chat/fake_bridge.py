@@ -19,6 +19,7 @@ INFO = ModelInfo(
     parameters=134_515_008,
     weights_sha256="0" * 64,
     dtype="float32",
+    kv_dtype="float32",
     device="cpu",
     backend="cpu",
     backend_reason="no GPU",
