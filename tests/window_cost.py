@@ -1,4 +1,4 @@
-"""What the window costs the engine: ``python -m tests.window_cost [--rounds 3] [--seconds 15] [--json]``.
+"""What the window costs the engine: ``python -m tests.window_cost [--rounds 3] [--seconds 15] [--batch 8] [--json]``.
 
 One engine process decodes a steady batch all the time. For ``--seconds`` each, in turn, its output is drained by a bare
 loop that does nothing else, and by the real main window, offscreen, with every dock of its first arrangement visible
@@ -26,12 +26,11 @@ from app.main_window import MainWindow
 from app.start import delete_in_order, make_application
 from app.theme import Theme
 from engine.client import EngineClient, EngineDied
-from engine.config import EngineConfig, SchedulerConfig
+from engine.config import DTYPES, EngineConfig, SchedulerConfig
 from engine.environment import share_cores
 from engine.messages import AckFrame, AddRequest, ChatMessage, Frame, LoadFailed, Ready
 from engine.request import SamplingParams
 
-BATCH = 8
 PARAMS = SamplingParams(max_tokens=8_000, ignore_eos=True)
 QUESTION = "Explain continuous batching to a bus driver, at great length."
 SETTLE_SECONDS = 3.0
@@ -50,7 +49,7 @@ def headless(config: EngineConfig, seconds: float) -> float:
             if isinstance(reply, Ready):
                 chat = [ChatMessage("user", QUESTION)]
                 client.send(AddRequest(client.next_request_id(), PARAMS, messages=chat))
-                for _ in range(BATCH - 1):
+                for _ in range(config.scheduler.max_num_seqs - 1):
                     client.send(AddRequest(client.next_request_id(), PARAMS, prompt_tokens=32, stream_text=False))
                 begin = time.perf_counter() + SETTLE_SECONDS
                 end = begin + seconds
@@ -79,7 +78,7 @@ def windowed(config: EngineConfig, seconds: float) -> float:
             conversation = window.chat.new_conversation()
             window.chat.session.set_options(conversation, "", PARAMS)
             window.chat.send(QUESTION)
-            for _ in range(BATCH - 1):
+            for _ in range(config.scheduler.max_num_seqs - 1):
                 bridge.add_request(params=PARAMS, prompt_tokens=32, stream_text=False)
             QTimer.singleShot(int(1000 * SETTLE_SECONDS), mark)
             QTimer.singleShot(int(1000 * (SETTLE_SECONDS + seconds)), lambda: (mark(), loop.quit()))
@@ -98,10 +97,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--batch", type=int, default=8, help="requests that decode side by side (8)")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto")
+    parser.add_argument("--threads", type=int)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     share_cores(os.environ)
-    config = EngineConfig(scheduler=SchedulerConfig(max_num_seqs=BATCH))
+    config = EngineConfig(
+        dtype=arguments.dtype,
+        threads=arguments.threads,
+        scheduler=SchedulerConfig(max_num_seqs=arguments.batch),
+    )
     rounds = []
     for number in range(arguments.rounds):
         without, with_window = headless(config, arguments.seconds), windowed(config, arguments.seconds)

