@@ -1,276 +1,185 @@
-"""Attention over a paged context with torch operators: a plan once a step, run once a layer.
+"""Attention over a paged context: keys and values are read where they lie, block by block, and nothing is gathered.
 
-Storage of one layer; a slot is one token, a block ``block_size`` neighbouring slots::
+Storage of one layer, for each block one run of memory; a key's numbers lie apart, so that a vector holds neighbouring
+keys and no sum runs across its lanes; a value's lie together::
 
-    slot       0                  1                  2
-          [ k heads | v heads ][ k heads | v heads ][ ...        2 · kv_heads · head_dim values each
+    block b   [ kv head 0: dim 0 of its keys | dim 1 of its keys | … ][ kv head 1 … ]   keys: [kv_heads, head_dim, keys']
+              [ kv head 0: value 0 | value 1 | … ][ kv head 1 … ]                       values: [kv_heads, keys, head_dim']
 
-so a step writes its keys and values with one indexed copy, and a context is gathered block by block in one operation.
+keys' and head_dim' are filled up to whole vectors. The queries of a kv head, of one or several neighbouring tokens, are
+the rows of a tile::
 
-Rows of a step are split in two. *Decodes* (one new token) in float32 are computed in place (:mod:`kernels.cpu.
-paged_decode`); in other types they are grouped by length and computed together, padded to the longest of their group.
-*Chunks* (several new tokens) are computed one by one. Query heads that share a key head are
-neighbours (head h reads kv head h // group), so a group of them is handled as if it were several queries of one head.
+    scores = rows · keys ─▶ softmax over all that a row sees ─▶ out = weights · values
 
-Masked places hold zeros or the request's own values, never another request's: a block that is begun and not filled is
-cleared first. A weight of zero times a stray NaN would be NaN.
+Every row is computed alone and over the whole context in ascending order, whether it is a decode or part of a chunk.
+Masked keys have the weight 0, and what they meet are zeros or the request's own values, never another request's: a
+block that is begun and not filled is cleared behind its last token. A weight of zero times a stray NaN would be NaN.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import numba
 import numpy as np
-import torch
-import torch.nn.functional as F
 
-from kernels.cpu.paged_decode import DecodePlan, attend_decodes, plan_decodes
-from kernels.spec import DecoderSpec, StepBatch
+from kernels.cpu.rows import REORDER, as_stored, exp32
+from kernels.cpu.team import claim
+from kernels.cpu.vectors import LANES, TILE_ROWS, tile
 
-MAX_GROUP_PADDING = 256
-"""Padded tokens a group of decodes may waste; another group costs about as much as gathering these."""
-MAX_GROUP_BYTES = 1 << 20
-"""Gathered keys and values of one group, for each thread, so that they are still in its cache when they are used:
-groups of 4 contexts of 272 tokens took a third less time than groups of 16."""
-MAX_MASK_ELEMENTS = 1 << 22
-"""A larger mask is made anew in every layer instead of being kept for the step."""
-MAX_PIECE_ELEMENTS = 1 << 21
-"""Queries × keys of a chunk computed at once."""
+_scores_1, _scores_2 = (tile(vectors, add=False) for vectors in (1, 2))
+_values_1, _values_2 = (tile(vectors, add=True) for vectors in (1, 2))
+_values_4 = tile(4, add=True, most_rows=3)
+_ZERO = np.float32(0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeGroup:
-    """n requests with one new token each, their contexts padded to ``length`` slots."""
-
-    rows: torch.Tensor
-    """int64 [n]: their rows among the step's tokens."""
-    blocks: torch.Tensor
-    """int64 [n · blocks per request]"""
-    length: int
-    mask: torch.Tensor | None
-    """[n, 1, 1, length], 0 or minus infinity; None: every slot is visible to every request."""
+def padded_lanes(size: int) -> int:
+    return -(-size // LANES) * LANES
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Some of a chunk's queries, with the keys they may see."""
-
-    start: int
-    """First row among the chunk's rows."""
-    end: int
-    first_position: int
-    keys: int
-    """Keys visible to the last of them, counted from the chunk's first gathered slot."""
-    mask: torch.Tensor | None
-    """[queries, keys]; None with ``build_mask``: too large to keep; None without: plainly causal, or nothing masked."""
-    build_mask: bool
-    causal: bool
+def rows_together(group: int) -> int:
+    """Rows of a task: the queries of so many tokens that a tile is full, at least those of one token."""
+    return max(1, TILE_ROWS // group) * group
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Several new tokens of one request."""
-
-    row_start: int
-    row_end: int
-    blocks: torch.Tensor | None
-    """int64: blocks of the context; None: the chunk is the whole context and nothing needs gathering."""
-    first_key: int
-    """Position of the first gathered slot."""
-    pieces: list[Piece]
-
-
-@dataclass(frozen=True, slots=True)
-class WindowPlan:
-    window: int | None
-    in_place: DecodePlan | None
-    """The decodes in float32."""
-    decodes: list[DecodeGroup]
-    """Those in other types."""
-    chunks: list[Chunk]
+@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def write_row(shape, storage, layer_at, slot, y, keys_at, values_at):  # type: ignore[no-untyped-def]
+    """One token's keys and values [kv_heads · head_dim each], from places of ``y``, into its slot of a layer."""
+    block, offset = slot // shape.block_size, slot % shape.block_size
+    size, keys, dims = shape.head_dim, shape.block_keys, shape.value_dims
+    at = layer_at + block * shape.block_values
+    for head in range(shape.kv_heads):
+        for d in range(size):
+            storage[at + d * keys + offset] = as_stored(y[keys_at + head * size + d], storage)
+        at += size * keys
+    for head in range(shape.kv_heads):
+        for d in range(size):
+            storage[at + offset * dims + d] = as_stored(y[values_at + head * size + d], storage)
+        at += shape.block_size * dims
 
 
-class AttentionPlanner:
-    """Plans one step: who is computed with whom, and the masks. One plan per different window of the layers."""
-
-    def __init__(self, batch: StepBatch, block_size: int, spec: DecoderSpec) -> None:
-        self.block_size = block_size
-        self._dtype = spec.dtype
-        token_bytes = 2 * spec.num_kv_heads * spec.head_dim * spec.dtype.itemsize
-        self._max_group_tokens = MAX_GROUP_BYTES * torch.get_num_threads() // token_bytes
-        self.tables = batch.block_tables.numpy()
-        self._query_lens = batch.query_lens_list or np.diff(batch.query_start.numpy()).tolist()
-        self._seq_lens = batch.seq_lens_list or batch.seq_lens.tolist()
-        self._row_starts = batch.query_start.tolist()
-        self._longest = max(self._seq_lens, default=0)
-        self._plans: dict[int | None, WindowPlan] = {}
-
-    def blocks_to_clear(self) -> list[int]:
-        """Blocks that get their first token in this step and not their last: nothing of an owner before may stay."""
-        size = self.block_size
-        return [
-            int(self.tables[request, seq_len // size])
-            for request, (query_len, seq_len) in enumerate(zip(self._query_lens, self._seq_lens, strict=True))
-            if 0 < seq_len % size <= query_len
-        ]
-
-    def plan(self, window: int | None) -> WindowPlan:
-        if window is not None and window >= self._longest:
-            window = None
-        found = self._plans.get(window)
-        if found is None:
-            in_place, groups = None, list[DecodeGroup]()
-            if self._dtype == torch.float32:
-                in_place = plan_decodes(self._row_starts, self._query_lens, self._seq_lens, window)
-            else:
-                groups = self._plan_decodes(window)
-            found = self._plans[window] = WindowPlan(window, in_place, groups, self._plan_chunks(window))
-        return found
-
-    def _first_key(self, first_position: int, window: int | None) -> int:
-        """Position of the first slot to gather: the block edge at or before the first visible key."""
-        if window is None:
-            return 0
-        return max(0, first_position - window + 1) // self.block_size * self.block_size
-
-    def _plan_decodes(self, window: int | None) -> list[DecodeGroup]:
-        spans = []
-        for request, (query_len, seq_len) in enumerate(zip(self._query_lens, self._seq_lens, strict=True)):
-            if query_len == 1:
-                first = self._first_key(seq_len - 1, window)
-                spans.append((seq_len - first, first, request))
-        spans.sort(reverse=True)
-        groups: list[DecodeGroup] = []
-        members: list[tuple[int, int, int]] = []
-        padding = 0
-        for span in spans:
-            waste = members[0][0] - span[0] if members else 0
-            too_long = members and (len(members) + 1) * members[0][0] > self._max_group_tokens
-            if members and (padding + waste > MAX_GROUP_PADDING or too_long):
-                groups.append(self._decode_group(members, window))
-                members, padding, waste = [], 0, 0
-            members.append(span)
-            padding += waste
-        if members:
-            groups.append(self._decode_group(members, window))
-        return groups
-
-    def _decode_group(self, members: list[tuple[int, int, int]], window: int | None) -> DecodeGroup:
-        length = members[0][0]
-        per_request = -(-length // self.block_size)
-        blocks = np.zeros((len(members), per_request), dtype=np.int64)
-        for i, (span, first, request) in enumerate(members):
-            begin = first // self.block_size
-            count = -(-span // self.block_size)
-            blocks[i, :count] = self.tables[request, begin : begin + count]
-        spans = np.array([span for span, _, _ in members])
-        visible = np.arange(length) < spans[:, None]
-        if window is not None:
-            visible &= np.arange(length) >= (spans - window)[:, None]
-        mask = None if visible.all() else self._mask(visible).view(len(members), 1, 1, length)
-        rows = torch.tensor([self._row_starts[request] for _, _, request in members])
-        return DecodeGroup(rows, torch.from_numpy(blocks.reshape(-1)), length, mask)
-
-    def _plan_chunks(self, window: int | None) -> list[Chunk]:
-        chunks = []
-        for request, (query_len, seq_len) in enumerate(zip(self._query_lens, self._seq_lens, strict=True)):
-            if query_len == 1:
-                continue
-            start = seq_len - query_len
-            first_key = self._first_key(start, window)
-            blocks = None
-            if start > 0:
-                table = self.tables[request, first_key // self.block_size : -(-seq_len // self.block_size)]
-                blocks = torch.from_numpy(table.astype(np.int64))
-            row = self._row_starts[request]
-            pieces = self._pieces(query_len, start, first_key, window)
-            chunks.append(Chunk(row, row + query_len, blocks, first_key, pieces))
-        return chunks
-
-    def _pieces(self, query_len: int, start: int, first_key: int, window: int | None) -> list[Piece]:
-        context = start + query_len - first_key
-        step = max(16, MAX_PIECE_ELEMENTS // context)
-        keep = query_len * context <= MAX_MASK_ELEMENTS
-        pieces = []
-        for begin in range(0, query_len, step):
-            end = min(begin + step, query_len)
-            position = start + begin
-            keys = start + end - first_key
-            causal = window is None and position == first_key
-            mask = None
-            if keep and not causal:
-                mask = causal_mask(position, end - begin, first_key, keys, window, self._dtype)
-            pieces.append(Piece(begin, end, position, keys, mask, not keep and not causal, causal))
-        return pieces
-
-    def _mask(self, visible: np.ndarray) -> torch.Tensor:
-        mask = torch.zeros(visible.shape, dtype=self._dtype)
-        return mask.masked_fill_(torch.from_numpy(~visible), -torch.inf)
+@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def clear_behind(shape, storage, layer_at, block, offset):  # type: ignore[no-untyped-def]
+    """Zero the slots of a block from ``offset`` on."""
+    size, keys, dims = shape.head_dim, shape.block_keys, shape.value_dims
+    at = layer_at + block * shape.block_values
+    for _ in range(shape.kv_heads):
+        for d in range(size):
+            for slot in range(offset, shape.block_size):
+                storage[at + d * keys + slot] = 0
+        at += size * keys
+    for _ in range(shape.kv_heads):
+        for i in range(offset * dims, shape.block_size * dims):
+            storage[at + i] = 0
+        at += shape.block_size * dims
 
 
-def causal_mask(
-    position: int, queries: int, first_key: int, keys: int, window: int | None, dtype: torch.dtype
-) -> torch.Tensor:
-    """[queries, keys], 0 where query i (at ``position`` + i) sees key j (at ``first_key`` + j), else minus infinity."""
-    q = torch.arange(position, position + queries)[:, None]
-    k = torch.arange(first_key, first_key + keys)
-    hidden = k > q
-    if window is not None:
-        hidden |= k <= q - window
-    return torch.zeros(queries, keys, dtype=dtype).masked_fill_(hidden, -torch.inf)
+@numba.njit(nogil=True, error_model="numpy", fastmath=REORDER)  # type: ignore[untyped-decorator]
+def _softmax(scores, at, first, last, begin, end):  # type: ignore[no-untyped-def]
+    """Weights, not yet divided by their sum, which is returned: e^(score - largest) of the keys ``first`` … ``last`` - 1,
+    0 for the others of ``begin`` … ``end`` - 1; places are counted from ``at``."""
+    largest = scores[at + first]
+    for i in range(first, last):
+        largest = max(largest, scores[at + i])
+    total = _ZERO
+    for i in range(first, last):
+        weight = exp32(scores[at + i] - largest)
+        scores[at + i] = weight
+        total += weight
+    for i in range(begin, first):
+        scores[at + i] = _ZERO
+    for i in range(last, end):
+        scores[at + i] = _ZERO
+    return total
 
 
-def attend(
-    qkv: torch.Tensor, storage: torch.Tensor, planner: AttentionPlanner, window: int | None, spec: DecoderSpec
-) -> torch.Tensor:
-    """Attention of all rows over their contexts, whose keys and values are in ``storage`` already.
-
-    ``qkv`` is [T, (heads + 2 · kv_heads) · head_dim] after rotary, ``storage`` [blocks, block_size · 2 · kv_heads ·
-    head_dim]. Returns [T, heads · head_dim]. Scores and softmax are accumulated in float32 by the operator.
-    """
-    kv_heads, head_dim = spec.num_kv_heads, spec.head_dim
-    group = spec.num_heads // kv_heads
-    q_size = spec.num_heads * head_dim
-    out = qkv.new_empty(qkv.shape[0], q_size)
-    plan = planner.plan(window)
-    if plan.in_place is not None:
-        scale, size = spec.attention_scale, planner.block_size
-        attend_decodes(qkv, storage, planner.tables, plan.in_place, size, kv_heads, scale, out)
-    for decode in plan.decodes:
-        n = decode.rows.shape[0]
-        query = qkv[:, :q_size].index_select(0, decode.rows).view(n, kv_heads, group, head_dim)
-        context = storage.index_select(0, decode.blocks).view(n, -1, 2, kv_heads, head_dim)[:, : decode.length]
-        keys, values = context[:, :, 0].transpose(1, 2), context[:, :, 1].transpose(1, 2)
-        result = F.scaled_dot_product_attention(query, keys, values, attn_mask=decode.mask, scale=spec.attention_scale)
-        out.index_copy_(0, decode.rows, result.reshape(n, q_size))
-    for chunk in plan.chunks:
-        rows = qkv[chunk.row_start : chunk.row_end]
-        query = rows[:, :q_size].view(1, -1, spec.num_heads, head_dim).transpose(1, 2)
-        if chunk.blocks is None:
-            context = rows[:, q_size:].view(-1, 2, kv_heads, head_dim)
-        else:
-            context = storage.index_select(0, chunk.blocks).view(-1, 2, kv_heads, head_dim)
-        context = context.transpose(0, 2).unsqueeze(1)  # [kv_heads, 1, 2, tokens, head_dim]
-        _attend_chunk(query, context, chunk, plan.window, out[chunk.row_start : chunk.row_end], spec)
-    return out
+@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _add_values(rows, weights, at, stride, storage, values_at, count, dims, out, out_at):  # type: ignore[no-untyped-def]
+    """out[rows, dims] += weights[rows, count] · values[count, dims]"""
+    vectors = dims // LANES
+    done = 0
+    if rows <= 3:
+        while vectors - done >= 4:
+            d = done * LANES
+            _values_4(rows, weights, at, stride, 1, storage, values_at + d, LANES, dims, count, out, out_at + d, dims)
+            done += 4
+    while vectors - done >= 2:
+        d = done * LANES
+        _values_2(rows, weights, at, stride, 1, storage, values_at + d, LANES, dims, count, out, out_at + d, dims)
+        done += 2
+    if done < vectors:
+        d = done * LANES
+        _values_1(rows, weights, at, stride, 1, storage, values_at + d, LANES, dims, count, out, out_at + d, dims)
 
 
-def _attend_chunk(
-    query: torch.Tensor, context: torch.Tensor, chunk: Chunk, window: int | None, out: torch.Tensor, spec: DecoderSpec
-) -> None:
-    keys, values = context[:, :, 0].transpose(0, 1), context[:, :, 1].transpose(0, 1)  # [1, kv_heads, tokens, head_dim]
-    for piece in chunk.pieces:
-        count = piece.end - piece.start
-        mask = piece.mask
-        if piece.build_mask:
-            mask = causal_mask(piece.first_position, count, chunk.first_key, piece.keys, window, query.dtype)
-        result = F.scaled_dot_product_attention(
-            query[:, :, piece.start : piece.end],
-            keys[:, :, : piece.keys],
-            values[:, :, : piece.keys],
-            attn_mask=mask,
-            is_causal=piece.causal,
-            scale=spec.attention_scale,
-            enable_gqa=spec.num_heads != spec.num_kv_heads,
-        )
-        out[piece.start : piece.end].view(count, spec.num_heads, spec.head_dim).copy_(result[0].transpose(0, 1))
+@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _add_scores(rows, queries, at, size, storage, keys_at, keys, out, out_at, stride):  # type: ignore[no-untyped-def]
+    """out[rows, keys] = queries[rows, size] · keys[size, keys]"""
+    done = 0
+    while keys - done >= 2 * LANES:
+        _scores_2(rows, queries, at, size, 1, storage, keys_at + done, LANES, keys, size, out, out_at + done, stride)
+        done += 2 * LANES
+    if done < keys:
+        _scores_1(rows, queries, at, size, 1, storage, keys_at + done, LANES, keys, size, out, out_at + done, stride)
+
+
+@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _attend_task(shape, storage, layer_at, table, window, position, tokens, head, y, y_at, y_row, out, out_at, scratch):  # type: ignore[no-untyped-def]
+    """The queries of kv head ``head`` of ``tokens`` neighbouring tokens from ``position`` on, at ``y_at`` in ``y``."""
+    size, group, dims, length = shape.head_dim, shape.group, shape.value_dims, shape.block_size
+    keys, rows = shape.block_keys, tokens * shape.group
+    queries, scores, sums = scratch.queries, scratch.scores, scratch.sums
+    for row in range(rows):
+        source = y_at + row // group * y_row + (head * group + row % group) * size
+        for d in range(size):
+            queries[row * size + d] = y[source + d] * shape.scale
+    first = 0 if window == 0 else max(0, position - window + 1)
+    begin, end = first // length, (position + tokens + length - 1) // length
+    stride = (end - begin) * keys
+    for index in range(begin, end):
+        keys_at = layer_at + table[index] * shape.block_values + head * size * keys
+        for row in range(0, rows, TILE_ROWS):
+            together = min(TILE_ROWS, rows - row)
+            place = row * stride + (index - begin) * length
+            _add_scores(together, queries, row * size, size, storage, keys_at, keys, scores, place, stride)
+    span = (end - begin) * length
+    for row in range(rows):
+        at = position + row // group
+        seen_from = 0 if window == 0 else max(0, at - window + 1)
+        zero = begin * length
+        sums[row] = _softmax(scores, row * stride, seen_from - zero, at + 1 - zero, 0, span)
+    values = scratch.values
+    values[: rows * dims] = _ZERO
+    for index in range(begin, end):
+        values_at = layer_at + table[index] * shape.block_values + shape.kv_heads * size * keys + head * length * dims
+        for row in range(0, rows, TILE_ROWS):
+            together = min(TILE_ROWS, rows - row)
+            place = row * stride + (index - begin) * length
+            _add_values(together, scores, place, stride, storage, values_at, length, dims, values, row * dims)
+    for row in range(rows):
+        target = out_at + row // group * shape.query_size + (head * group + row % group) * size
+        inverse = np.float32(1.0) / sums[row]
+        for d in range(size):
+            out[target + d] = values[row * dims + d] * inverse
+
+
+@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def attend(counters, phase, shape, batch, storage, layer_at, window, y, y_row, out, scratch):  # type: ignore[no-untyped-def]
+    """Attention of all rows of a step over their contexts, whose keys and values are in ``storage`` already: this
+    thread's share. ``out`` is flat float32 [T, heads · head_dim]; ``window`` 0: all keys."""
+    together = shape.tokens_together
+    tasks = batch.task_start[-1] * shape.kv_heads
+    request = 0
+    while True:
+        task = claim(counters, phase)
+        if task >= tasks:
+            return
+        piece, head = task // shape.kv_heads, task % shape.kv_heads
+        while batch.task_start[request + 1] <= piece:
+            request += 1
+        first, last = batch.query_start[request], batch.query_start[request + 1]
+        row = first + (piece - batch.task_start[request]) * together
+        tokens = min(together, last - row)
+        position = batch.seq_lens[request] - (last - row)
+        _attend_task(
+            shape, storage, layer_at, batch.block_tables[request], window, position, tokens, head, y, row * y_row, y_row,
+            out, row * shape.query_size, scratch,
+        )  # fmt: skip
