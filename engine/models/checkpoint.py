@@ -1,8 +1,8 @@
 """A model's folder: found, read and checked before a single weight is used.
 
 A folder holds ``config.json`` and its weights as safetensors, one file (``model.safetensors``) or shards with
-``model.safetensors.index.json``. Only the headers are read here; the tensors stay memory-mapped until the backend packs
-them. Pickles (``*.bin``, ``*.pt``) are never opened.
+``model.safetensors.index.json``. Only the headers are read here; a tensor is mapped into memory when the backend asks
+for it, and leaves it with the last use of it. Pickles (``*.bin``, ``*.pt``) are never opened.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import dataclasses
 import functools
 import json
 import math
+import mmap
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from engine.config import STARTER_MODEL
 from engine.models.architecture import expected_tensors, spec_from_config
@@ -33,7 +33,7 @@ _HEAD = "lm_head.weight"
 _EMBEDDING = "model.embed_tokens.weight"
 _COMPUTED_AT_LOAD = re.compile(r"\.rotary_emb\.inv_freq$")
 """Buffers that old checkpoints carry and every reader computes itself."""
-_FLOAT_TYPES = ("F32", "F16", "BF16", "F64")
+_FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 
 
 def resolve_model(model: str, progress: Progress) -> Path:
@@ -95,7 +95,7 @@ class Checkpoint:
             return False
         if self._shape(_HEAD) != self._shape(_EMBEDDING):
             return True
-        tensors = _LazyTensors({name: (self._shard_of[name].path, name) for name in (_HEAD, _EMBEDDING)})
+        tensors = _MappedTensors({name: (self._shard_of[name], name) for name in (_HEAD, _EMBEDDING)})
         return not torch.equal(tensors[_HEAD], tensors[_EMBEDDING])
 
     def spec(self, dtype: torch.dtype, weight_dtype: torch.dtype | None = None) -> DecoderSpec:
@@ -106,7 +106,7 @@ class Checkpoint:
         return dataclasses.replace(spec, tie_embeddings=tied, weight_dtype=weight_dtype)
 
     def tensors(self, spec: DecoderSpec) -> Mapping[str, torch.Tensor]:
-        """The weights that ``spec`` needs, by name; each is memory-mapped when it is asked for, in its stored type.
+        """The weights that ``spec`` needs, by name; each is mapped from its file when asked for, in its stored type.
 
         Raises :class:`ModelLoadError` that names a missing, unexpected or misshapen tensor, or an unsupported type.
         """
@@ -117,7 +117,7 @@ class Checkpoint:
         self._check_names(spec, source)
         for name, shape in expected.items():
             self._check_tensor(source[name], shape)
-        return _LazyTensors({name: (self._shard_of[stored].path, stored) for name, stored in source.items()})
+        return _MappedTensors({name: (self._shard_of[stored], stored) for name, stored in source.items()})
 
     def _check_names(self, spec: DecoderSpec, source: Mapping[str, str]) -> None:
         missing = [name for name, stored in source.items() if stored not in self._shard_of]
@@ -152,6 +152,12 @@ class Checkpoint:
                 "float32, float16 and bfloat16 are.",
                 "unsupported",
             )
+        if entry.num_bytes != math.prod(shape) * _FLOAT_TYPES[entry.dtype].itemsize:
+            raise ModelLoadError(
+                f"The tensor {name} has {entry.num_bytes:,} bytes, which is not what {list(shape)} numbers of type "
+                f"{entry.dtype} take; download the model again.",
+                "damaged",
+            )
 
     def _shape(self, name: str) -> tuple[int, ...]:
         return self._shard_of[name].tensors[name].shape
@@ -182,22 +188,29 @@ class Checkpoint:
         return frozenset(int(token_id) for token_id in ids)
 
 
-class _LazyTensors(Mapping[str, torch.Tensor]):
-    """Tensors by name, each mapped from its file when it is asked for and not before."""
+class _MappedTensors(Mapping[str, torch.Tensor]):
+    """Tensors by name; each is a mapping of its own part of a file, so that its pages count only while it is in use."""
 
-    def __init__(self, where: Mapping[str, tuple[Path, str]]) -> None:
+    def __init__(self, where: Mapping[str, tuple[Shard, str]]) -> None:
+        """``where``: the file of each tensor and its name there."""
         self._where = where
-        self._files: dict[Path, Any] = {}
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        path, stored = self._where[name]
+        shard, stored = self._where[name]
+        entry = shard.tensors[stored]
+        dtype = _FLOAT_TYPES[entry.dtype]
+        before = entry.begin % mmap.ALLOCATIONGRANULARITY
+        place = {"length": before + entry.num_bytes, "offset": entry.begin - before}
         try:
-            if path not in self._files:
-                self._files[path] = safe_open(path, framework="pt", device="cpu")
-            tensor: torch.Tensor = self._files[path].get_tensor(stored)
-        except (SafetensorError, OSError) as error:
-            raise ModelLoadError(f"{path} cannot be read: {error}; download it again.", "damaged") from error
-        return tensor
+            with shard.path.open("rb") as file:
+                # Private: a write would not reach the file. torch wants memory that could be written.
+                pages = mmap.mmap(file.fileno(), access=mmap.ACCESS_COPY, **place)
+        except (ValueError, OSError) as error:
+            raise ModelLoadError(f"{shard.path} cannot be read: {error}; download it again.", "damaged") from error
+        values = torch.frombuffer(pages, dtype=torch.uint8, offset=before, count=entry.num_bytes)
+        if values.data_ptr() % dtype.itemsize:  # a header of odd length
+            values = values.clone()
+        return values.view(dtype).view(entry.shape)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._where)

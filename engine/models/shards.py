@@ -1,7 +1,8 @@
 """The weight files of a folder, and the headers of safetensors files.
 
 A safetensors file: 8 bytes, little-endian, length of the header; the header, JSON: name → dtype, shape, [begin, end) in
-what follows; the tensors. So a file cut short is known from its header and its size, before anything is loaded.
+what follows; the tensors, end to end. So a file cut short is known from its header and its size, before anything is
+loaded.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class StoredTensor:
     dtype: str
     """As safetensors names it: F32, BF16 …"""
     shape: tuple[int, ...]
+    begin: int
+    """Its first byte in the file."""
     num_bytes: int
 
 
@@ -107,12 +110,19 @@ def read_shard(path: Path) -> Shard:
                     "damaged",
                 )
             header = json.loads(file.read(length))
-        tensors = {name: _entry(value) for name, value in header.items() if name != "__metadata__"}
-        end = (
-            8 + length + max((value["data_offsets"][1] for name, value in header.items() if name in tensors), default=0)
-        )
+        header.pop("__metadata__", None)
+        tensors = {name: _entry(value, 8 + length) for name, value in header.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ModelLoadError(f"{path} is no safetensors file: {error!r}.", "damaged") from error
+    end = 8 + length
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].begin):
+        if tensor.begin != end:
+            raise ModelLoadError(
+                f"{path} contradicts itself: {name} begins at byte {tensor.begin:,} and not where the tensor before it "
+                f"ends, at {end:,}; download it again.",
+                "damaged",
+            )
+        end += tensor.num_bytes
     if end != size:
         raise ModelLoadError(
             f"{path} has {size:,} bytes; its header asks for {end:,}. It was cut short or changed; download it again.",
@@ -121,11 +131,11 @@ def read_shard(path: Path) -> Shard:
     return Shard(path, tensors)
 
 
-def _entry(value: dict[str, object]) -> StoredTensor:
+def _entry(value: dict[str, object], data_begin: int) -> StoredTensor:
     shape, offsets = value["shape"], value["data_offsets"]
     if not isinstance(shape, list) or not isinstance(offsets, list):
         raise ValueError(f"a header entry is {value!r}")
     begin, end = offsets
     if not all(isinstance(number, int) and number >= 0 for number in (*shape, begin, end)) or begin > end:
         raise ValueError(f"a header entry has the shape {shape} and the place {offsets}")
-    return StoredTensor(str(value["dtype"]), tuple(shape), end - begin)
+    return StoredTensor(str(value["dtype"]), tuple(shape), data_begin + begin, end - begin)

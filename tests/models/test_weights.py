@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -60,6 +61,43 @@ def test_tensors_come_back_as_they_were_written(tmp_path: Path, shards: int) -> 
     loaded = load(write(tmp_path / "model", QWEN2, weights, shards))
     assert loaded.keys() == weights.keys()
     assert all(torch.equal(loaded[name], weights[name]) for name in weights)
+
+
+def test_a_tensor_leaves_memory_with_its_last_use(tmp_path: Path) -> None:
+    """Pages of a mapped file count as this process's memory: a float32 file is many times a model packed in int8."""
+    weights = random_weights({**LLAMA, "vocab_size": 100_000})
+    folder = write(tmp_path / "model", {**LLAMA, "vocab_size": 100_000}, weights)
+    checkpoint = Checkpoint.open(folder)
+    tensors = checkpoint.tensors(checkpoint.spec(torch.float32))
+    process, size = psutil.Process(), 4 * 100_000 * LLAMA["hidden_size"]
+    before = process.memory_info().rss
+    embedding = tensors[EMBEDDING]
+    assert torch.equal(embedding, weights[EMBEDDING])
+    assert process.memory_info().rss - before > 0.9 * size, "or this test measures nothing"
+    del embedding
+    assert process.memory_info().rss - before < 0.2 * size
+
+
+def test_a_header_of_odd_length_gives_the_same_tensors(tmp_path: Path) -> None:
+    weights = {name: tensor.bfloat16() for name, tensor in random_weights(LLAMA).items()}
+    path = write(tmp_path / "model", LLAMA, weights) / "model.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    path.write_bytes((length + 1).to_bytes(8, "little") + data[8 : 8 + length] + b" " + data[8 + length :])
+    loaded = load(path.parent)
+    assert all(torch.equal(loaded[name], weights[name]) for name in weights)
+    assert all(tensor.data_ptr() % 2 == 0 for tensor in loaded.values())
+
+
+def test_a_file_that_shrinks_behind_our_back_is_named(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", LLAMA, random_weights(LLAMA))
+    checkpoint = Checkpoint.open(folder)
+    tensors = checkpoint.tensors(checkpoint.spec(torch.float32))
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors cannot be read") as refused:
+        dict(tensors)
+    assert refused.value.kind == "damaged"
 
 
 def test_what_a_checkpoint_says_of_itself(tmp_path: Path) -> None:
@@ -206,7 +244,21 @@ def test_a_header_that_contradicts_itself_is_a_damaged_file(tmp_path: Path) -> N
     header[gate]["data_offsets"] = header[up]["data_offsets"]
     encoded = json.dumps(header).encode()
     path.write_bytes(len(encoded).to_bytes(8, "little") + encoded + data[8 + length :])
-    with pytest.raises(ModelLoadError, match="download it again") as refused:
+    with pytest.raises(ModelLoadError, match=r"contradicts itself.*download it again") as refused:
+        load(folder)
+    assert refused.value.kind == "damaged"
+
+
+def test_bytes_that_do_not_fit_their_shape_are_a_damaged_file(tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", LLAMA, random_weights(LLAMA))
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header["model.norm.weight"]["dtype"] = "BF16"
+    encoded = json.dumps(header).encode()
+    path.write_bytes(len(encoded).to_bytes(8, "little") + encoded + data[8 + length :])
+    with pytest.raises(ModelLoadError, match=r"model\.norm\.weight has 256 bytes.*download") as refused:
         load(folder)
     assert refused.value.kind == "damaged"
 
