@@ -13,6 +13,7 @@ in :mod:`tests.peers.figures`. What a run gave is printed, and written to ``--js
 whose first run in a case fails is not run again in it. Exit 1 where a run of ours failed.
 
 vLLM reads the folder of ``--model``, as we do, and computes in bfloat16; the other two read the files of ``--gguf``.
+``python -m tests.peers.requantise`` makes a file in Q8_0 of the starter's, which is in Q4_1.
 """
 
 from __future__ import annotations

@@ -66,7 +66,8 @@ class Batchscope:
                 "--json": Path(folder) / "result.json",
             }
             command = module_command("app.cli", "bench", *(str(word) for pair in options.items() for word in pair))
-            ended = watch(command, module_environment(), timeout, Path(folder), stop=signal.SIGINT)
+            environment = _without(module_environment(), "OMP_")
+            ended = watch(command, environment, timeout, Path(folder), stop=signal.SIGINT)
             result = _read_json(options["--json"])
         return _checked(case, replace(_from_bench(result, ended.began), failure=ended.failure))
 
@@ -104,20 +105,25 @@ class Peer:
             }
             job.write_text(json.dumps(content), encoding="utf-8")
             command = [self.python, str(DRIVER), self.driver, str(job)]
-            ended = watch(command, self._environment(), timeout, Path(folder), stop=signal.SIGKILL)
+            ended = watch(command, self._environment(threads), timeout, Path(folder), stop=signal.SIGKILL)
             told = out.read_text(encoding="utf-8") if out.is_file() else ""
         return _checked(case, replace(_from_driver(told, ended.began), failure=ended.failure))
 
-    def _environment(self) -> dict[str, str]:
-        """Without what Python was told for us. vLLM gets the allocator and the OpenMP that its manual asks for, where
-        they are installed."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    def _environment(self, threads: int) -> dict[str, str]:
+        """Without what Python and OpenMP were told for us. vLLM gets the allocator and the OpenMP that its manual asks
+        for, where they are installed."""
+        environment = _without(dict(os.environ), "PYTHON", "OMP_")
         if self.driver == "on_vllm":
+            environment["OMP_NUM_THREADS"] = str(threads)
             openmp = Path(self.python).parent.parent / "lib" / "libiomp5.so"
             allocator = ctypes.util.find_library("tcmalloc_minimal")
             found = [*([allocator] if allocator else []), *([str(openmp)] if openmp.is_file() else [])]
             environment["LD_PRELOAD"] = ":".join([*found, *filter(None, [environment.get("LD_PRELOAD")])])
         return environment
+
+
+def _without(environment: dict[str, str], *prefixes: str) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not name.startswith(prefixes)}
 
 
 # Processes -----------------------------------------------------------------------------------------------------------

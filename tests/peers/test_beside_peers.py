@@ -12,13 +12,17 @@ from pathlib import Path
 
 import psutil
 import pytest
+from gguf import GGUFReader
+from gguf.quants import dequantize
 
 from engine.bench_run import prepare
 from engine.text.codec import TextCodec
 from engine.workload import WorkloadError, load_workload
 from tests import beside_peers
+from tests.models.tiny_gguf import write_tiny_gguf
 from tests.peers.cases import Case, CaseMaker
 from tests.peers.figures import OF_A_LOAD, Outcome, Ratio, figures, medians, ratios
+from tests.peers.requantise import requantise
 from tests.peers.runs import Batchscope, Peer, watch
 from tests.process.tiny_model import make_tiny_model
 
@@ -308,3 +312,20 @@ def test_each_peer_runs_with_the_files_it_reads(tmp_path: Path) -> None:
     labels = ["Batchscope int8", "Batchscope bfloat16", "llama.cpp Q4_1", "llama.cpp Q8_0", "vLLM bfloat16"]
     assert [subject.label for subject in subjects] == labels
     assert [subject.model for subject in subjects[2:]] == [*files, tmp_path]
+
+
+def test_requantised_weights_are_the_same_but_for_their_rounding(tmp_path: Path) -> None:
+    write_tiny_gguf(tmp_path / "tiny.Q4_1.gguf")
+    requantise(tmp_path / "tiny.Q4_1.gguf", tmp_path / "tiny.Q8_0.gguf")
+    before, after = (GGUFReader(tmp_path / f"tiny.{kind}.gguf") for kind in ("Q4_1", "Q8_0"))
+    changed = {"GGUF.kv_count", "general.file_type"}  # the tiny file does not tell its type
+    assert set(before.fields) | changed == set(after.fields)
+    for name in set(before.fields) - changed:
+        assert before.fields[name].contents() == after.fields[name].contents(), name
+    for old, new in zip(before.tensors, after.tensors, strict=True):
+        assert (old.name, list(old.shape)) == (new.name, list(new.shape))
+        assert new.tensor_type.name == ("F32" if old.tensor_type.name == "F32" else "Q8_0")
+        weights, rounded = (dequantize(t.data, t.tensor_type).reshape(-1, 32) for t in (old, new))
+        step = abs(weights).max(axis=1, keepdims=True) / 127
+        # Half a step of rounding, and the scale is a float16: 127 · 2^-11 of a step more at the largest weight.
+        assert (abs(weights - rounded) <= (0.5 + 127 * 2**-11) * step + 1e-6).all(), old.name
