@@ -1,7 +1,4 @@
-"""The same weights in Q8_0, a type that some peers are faster in::
-
-python -m tests.peers.requantise MODEL.Q4_1.gguf MODEL.Q8_0.gguf
-"""
+"""The same weights in Q8_0, which some peers are faster in: ``python -m tests.peers.requantise IN.gguf OUT.gguf``."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ def requantise(source: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0].rstrip(":"))
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
     arguments = parser.parse_args()
