@@ -21,13 +21,16 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from kernels.cpu.rows import REORDER, as_stored, exp32
+from kernels.cpu.rows import as_stored
 from kernels.cpu.team import claim
-from kernels.cpu.vectors import LANES, TILE_ROWS, tile
+from kernels.cpu.vectors import LANES, TILE_ROWS, exp_sum, largest, prefetch, tile
 
 _scores_1, _scores_2 = (tile(vectors, add=False) for vectors in (1, 2))
 _values_1, _values_2 = (tile(vectors, add=True) for vectors in (1, 2))
 _values_4 = tile(4, add=True, most_rows=3)
+AHEAD = 3
+"""Blocks between the one that is computed and the one that is asked for from memory: contexts lie in pieces too short
+for the core to see where it will read next."""
 _ZERO = np.float32(0.0)
 
 
@@ -72,19 +75,12 @@ def clear_behind(shape, storage, layer_at, block, offset):  # type: ignore[no-un
         at += shape.block_size * dims
 
 
-@numba.njit(nogil=True, error_model="numpy", fastmath=REORDER)  # type: ignore[untyped-decorator]
-def _softmax(scores, at, first, last, begin, end):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _softmax(scores, at, first, last, end):  # type: ignore[no-untyped-def]
     """Weights, not yet divided by their sum, which is returned: e^(score - largest) of the keys ``first`` … ``last`` - 1,
-    0 for the others of ``begin`` … ``end`` - 1; places are counted from ``at``."""
-    largest = scores[at + first]
-    for i in range(first, last):
-        largest = max(largest, scores[at + i])
-    total = _ZERO
-    for i in range(first, last):
-        weight = exp32(scores[at + i] - largest)
-        scores[at + i] = weight
-        total += weight
-    for i in range(begin, first):
+    0 for the others before ``end``; places are counted from ``at``."""
+    total = exp_sum(scores, at + first, last - first, largest(scores, at + first, last - first))
+    for i in range(first):
         scores[at + i] = _ZERO
     for i in range(last, end):
         scores[at + i] = _ZERO
@@ -133,23 +129,30 @@ def _attend_task(shape, storage, layer_at, table, window, position, tokens, head
             queries[row * size + d] = y[source + d] * shape.scale
     first = 0 if window == 0 else max(0, position - window + 1)
     begin, end = first // length, (position + tokens + length - 1) // length
-    stride = (end - begin) * keys
+    stride = (end - begin) * keys + LANES  # behind a row may be written up to a whole vector
     for index in range(begin, end):
         keys_at = layer_at + table[index] * shape.block_values + head * size * keys
+        if index + AHEAD < end:
+            prefetch(storage, layer_at + table[index + AHEAD] * shape.block_values + head * size * keys, size * keys)
         for row in range(0, rows, TILE_ROWS):
             together = min(TILE_ROWS, rows - row)
             place = row * stride + (index - begin) * length
             _add_scores(together, queries, row * size, size, storage, keys_at, keys, scores, place, stride)
+    behind_keys = shape.kv_heads * size * keys + head * length * dims
+    for index in range(begin, min(begin + AHEAD, end)):
+        prefetch(storage, layer_at + table[index] * shape.block_values + behind_keys, length * dims)
     span = (end - begin) * length
     for row in range(rows):
         at = position + row // group
         seen_from = 0 if window == 0 else max(0, at - window + 1)
         zero = begin * length
-        sums[row] = _softmax(scores, row * stride, seen_from - zero, at + 1 - zero, 0, span)
+        sums[row] = _softmax(scores, row * stride, seen_from - zero, at + 1 - zero, span)
     values = scratch.values
     values[: rows * dims] = _ZERO
     for index in range(begin, end):
-        values_at = layer_at + table[index] * shape.block_values + shape.kv_heads * size * keys + head * length * dims
+        values_at = layer_at + table[index] * shape.block_values + behind_keys
+        if index + AHEAD < end:
+            prefetch(storage, layer_at + table[index + AHEAD] * shape.block_values + behind_keys, length * dims)
         for row in range(0, rows, TILE_ROWS):
             together = min(TILE_ROWS, rows - row)
             place = row * stride + (index - begin) * length

@@ -183,23 +183,19 @@ class CpuBackend:
 
     def _work(self, rows: int, logits: np.ndarray) -> Work:
         spec, matrices = self.spec, self.weights.matrices
-        exact = np.int32 if self.weights.packed.dtype == np.int8 else np.float32
         layers = matrices[:-2]
-        y = self._buffer("y", rows * int(layers[:, 2].max()), np.float32)
         return Work(
             stream=self._buffer("stream", rows * spec.hidden_size, np.float32),
             x=self._buffer("x", rows * int(matrices[:, 1].max()), activation_dtype(self.weights.packed.dtype)),
             x_scales=self._buffer("x_scales", rows, np.float32),
-            y=y,
-            sums=y.view(exact),
+            y=self._buffer("y", rows * int(layers[:, 2].max()), np.float32),
             attended=self._buffer("attended", rows * spec.num_heads * spec.head_dim, np.float32),
             logits=logits,
-            logits_sums=logits.view(exact),
         )
 
     def _scratch(self, thread: int, shape: Shape, longest: int) -> Scratch:
         rows = shape.tokens_together * shape.group
-        keys = (longest // shape.block_size + 1) * shape.block_keys
+        keys = (longest // shape.block_size + 1) * shape.block_keys + LANES
 
         def buffer(name: str, size: int) -> np.ndarray:
             return self._buffer(f"{name} {thread}", size, np.float32)
@@ -213,10 +209,10 @@ class CpuBackend:
         )
 
     def _buffer(self, name: str, size: int, dtype: np.dtype | type) -> np.ndarray:
-        """At least ``size`` numbers that stay from step to step and hold anything."""
+        """At least ``size`` numbers, and room for a vector behind them, that stay from step to step and hold anything."""
         buffer = self._buffers.get(name)
-        if buffer is None or buffer.shape[0] < size or buffer.dtype != dtype:
-            buffer = self._buffers[name] = np.empty(size, dtype=dtype)
+        if buffer is None or buffer.shape[0] < size + LANES or buffer.dtype != dtype:
+            buffer = self._buffers[name] = np.empty(size + LANES, dtype=dtype)
         return buffer
 
 

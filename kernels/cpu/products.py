@@ -5,10 +5,12 @@ A matrix [outputs, inputs] is cut into vectors of neighbouring outputs, each lai
 
     vector 0                                     vector 1
     [ k 0: out 0 … out L-1 ][ k 1: … ] … [ k K ] [ k 0: out L … out 2L-1 ] …         float32, bfloat16
-    [ k 0,1 out 0 | k 0,1 out 1 | … ][ k 2,3 … ]                                     int8, pairs or fours in k
+    [ k 0,1 out 0 | k 0,1 out 1 | … ][ k 2,3 … ]                                     int8, pairs in k
 
 Outputs and inputs are filled up with zeros to whole panels and steps. An int8 matrix has a scale per output
-(largest magnitude / 127), a row a scale of its own: y = x_scale · w_scale · Σ x w, the sum exact in int32.
+(largest magnitude / 127), and the rows that it is multiplied with are int16 with a scale for each row:
+y = x_scale · w_scale · Σ x w. Rows use as many levels as keep the sum exact in int32; the instructions take 16 bits as
+fast as 8, and with 8 the rounding of rows would cost ten times the accuracy that the rounding of weights costs.
 """
 
 from __future__ import annotations
@@ -18,58 +20,37 @@ import numpy as np
 from numba.core import types
 from numba.extending import overload
 
+from kernels.cpu.compiled import kept
 from kernels.cpu.team import claim
-from kernels.cpu.vectors import LANES, TILE_ROWS, TILE_VECTORS, tile
+from kernels.cpu.vectors import LANES, TILE_ROWS, TILE_VECTORS, largest_magnitude, panel_tile
 
 PANEL = LANES * TILE_VECTORS
 """Outputs of a packed matrix come in multiples of it."""
-INPUTS_MULTIPLE = 4
-"""Inputs of a packed matrix come in multiples of it, whatever the step of the host."""
+INPUTS_MULTIPLE = 2
+"""Inputs of a packed matrix come in multiples of it, the longest step."""
 ROW_BLOCK = 96
 """Rows that go through all of a matrix before the next ones do, so that they stay in the core's cache."""
 UNITS_PER_THREAD = 12
 """Units of a phase for each thread: few enough to cost nothing, enough to even out who waits for whom."""
 _NOTHING = np.float32(1e-30)
 """A row with no larger magnitude counts as zeros: its inverse could be infinite."""
-_STEP_OF_UNSIGNED = 4
-OFFSET = 128
-"""Added to int8 rows where the host multiplies unsigned with signed numbers."""
+LEVELS = np.float32(127.0)
+"""Of an int8 weight, to each side of zero."""
+_MOST_ROW_LEVELS = 8191
+
+# Sums may be reordered, so that they use vectors; NaN and infinity keep their meaning, for they end a request.
+REORDER = {"reassoc", "nsz", "contract", "arcp"}
 
 AT, INPUTS, OUTPUTS, PER_OUTPUT, BIAS = range(5)
 """Columns of a table of matrices: place in the packed numbers, padded sizes, place in scales and offsets, and of the
 bias among the parameters (-1: none)."""
 
 
-_panel_tile = tile(TILE_VECTORS, add=False)
-
-
-def _scale_tile(sums, y, at, row_stride, rows, scales, first_scale, per_output, offsets, first_output):  # type: ignore[no-untyped-def]
-    """Turn the sums of a tile into outputs, where they are not outputs already."""
-    raise NotImplementedError
-
-
-@overload(_scale_tile, inline="always")  # type: ignore[untyped-decorator]
-def _scale_tile_of(sums, y, at, row_stride, rows, scales, first_scale, per_output, offsets, first_output):  # type: ignore[no-untyped-def]
-    if sums.dtype == types.float32:
-        return lambda sums, y, at, row_stride, rows, scales, first_scale, per_output, offsets, first_output: None
-
-    def scale(sums, y, at, row_stride, rows, scales, first_scale, per_output, offsets, first_output):  # type: ignore[no-untyped-def]
-        for row in range(rows):
-            factor = scales[first_scale + row]
-            begin = at + row * row_stride
-            for j in range(PANEL):
-                exact = sums[begin + j] - offsets[first_output + j]
-                y[begin + j] = np.float32(exact) * (per_output[first_output + j] * factor)
-
-    return scale
-
-
 @numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def multiply(counters, phase, threads, weights, matrix, rows, work, y, sums):  # type: ignore[no-untyped-def]
+def multiply(counters, phase, threads, weights, matrix, rows, work, y):  # type: ignore[no-untyped-def]
     """y[rows, outputs] = x[rows, inputs] · matrixᵀ: this thread's share of a phase.
 
-    ``matrix`` is a row of the table of matrices, ``work.x`` and ``work.x_scales`` the rows, ``y`` flat float32 and
-    ``sums`` the same memory in the type of the accumulators.
+    ``matrix`` is a row of the table of matrices, ``work.x`` and ``work.x_scales`` the rows, ``y`` flat float32.
     """
     inputs, outputs, at = matrix[INPUTS], matrix[OUTPUTS], matrix[AT]
     step = weights.depth
@@ -88,16 +69,18 @@ def multiply(counters, phase, threads, weights, matrix, rows, work, y, sums):  #
             row = first_row
             for index in range(tiles):
                 count = (end_row - row) // (tiles - index)
-                place = row * outputs + begin
-                _panel_tile(
+                panel_tile(
                     count, work.x, row * inputs, inputs, step, weights.packed, at + begin * inputs, inputs * LANES,
-                    LANES * step, inputs // step, sums, place, outputs,
-                )  # fmt: skip
-                _scale_tile(
-                    sums, y, place, outputs, count, work.x_scales, row, weights.scales, weights.offsets,
-                    matrix[PER_OUTPUT] + begin,
+                    LANES * step, inputs // step, y, row * outputs + begin, outputs, work.x_scales, row,
+                    weights.scales, matrix[PER_OUTPUT] + begin,
                 )  # fmt: skip
                 row += count
+
+
+@numba.njit(nogil=True)  # type: ignore[untyped-decorator]
+def row_levels(inputs):  # type: ignore[no-untyped-def]
+    """Levels of an int16 row to each side of zero, such that no sum over ``inputs`` of them with int8 overflows."""
+    return min(_MOST_ROW_LEVELS, 0x7FFFFFFF // (127 * inputs))
 
 
 def _put(x, at, values, count, inputs, scales, row):  # type: ignore[no-untyped-def]
@@ -105,7 +88,7 @@ def _put(x, at, values, count, inputs, scales, row):  # type: ignore[no-untyped-
     raise NotImplementedError
 
 
-@overload(_put)  # type: ignore[untyped-decorator]
+@overload(_put, jit_options={"fastmath": REORDER, "error_model": "numpy"})  # type: ignore[untyped-decorator]
 def _put_as(x, at, values, count, inputs, scales, row):  # type: ignore[no-untyped-def]
     if x.dtype == types.float32:
 
@@ -116,25 +99,24 @@ def _put_as(x, at, values, count, inputs, scales, row):  # type: ignore[no-untyp
                 x[at + k] = np.float32(0.0)
 
         return copy
-    zero = OFFSET if x.dtype == types.uint8 else 0
 
     def quantise(x, at, values, count, inputs, scales, row):  # type: ignore[no-untyped-def]
-        largest, total = np.float32(0.0), np.float32(0.0)
+        magnitude, not_finite = largest_magnitude(values, 0, count), np.float32(0.0)
         for k in range(count):
-            largest = max(largest, abs(values[k]))
-            total += values[k] * np.float32(0.0)
-        # The sum is 0, or NaN where a value was not finite: that has to end the request, not to become a number.
-        scales[row] = largest / np.float32(127.0) + total
-        inverse = np.float32(127.0) / largest if largest > _NOTHING else np.float32(0.0)
+            not_finite += values[k] * np.float32(0.0)
+        # That is 0, or NaN where a value was not finite, which has to end the request and not to become a number.
+        levels = np.float32(row_levels(inputs))
+        scales[row] = magnitude / levels + not_finite
+        inverse = levels / magnitude if magnitude > _NOTHING else np.float32(0.0)
         for k in range(count):
-            x[at + k] = np.int32(np.rint(values[k] * inverse)) + zero
+            x[at + k] = np.int32(np.rint(values[k] * inverse))
         for k in range(count, inputs):
-            x[at + k] = zero
+            x[at + k] = 0
 
     return quantise
 
 
-@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@numba.njit(nogil=True, error_model="numpy", fastmath=REORDER)  # type: ignore[untyped-decorator]
 def put_row(work, row, values, count, inputs):  # type: ignore[no-untyped-def]
     """Make ``values`` the input row ``row`` of the next product."""
     _put(work.x, row * inputs, values, count, inputs, work.x_scales, row)
@@ -154,35 +136,32 @@ def place_of(output, k, inputs, step):  # type: ignore[no-untyped-def]
     return output // LANES * LANES * inputs + k // step * LANES * step + output % LANES * step + k % step
 
 
-def _pack(matrix, packed, at, inputs, step, first_output, scales, offsets, per_output):  # type: ignore[no-untyped-def]
+def _pack(matrix, packed, at, inputs, step, first_output, scales, per_output):  # type: ignore[no-untyped-def]
     raise NotImplementedError
 
 
 @overload(_pack)  # type: ignore[untyped-decorator]
-def _pack_as(matrix, packed, at, inputs, step, first_output, scales, offsets, per_output):  # type: ignore[no-untyped-def]
+def _pack_as(matrix, packed, at, inputs, step, first_output, scales, per_output):  # type: ignore[no-untyped-def]
     if packed.dtype == types.int8:
 
-        def quantise(matrix, packed, at, inputs, step, first_output, scales, offsets, per_output):  # type: ignore[no-untyped-def]
+        def quantise(matrix, packed, at, inputs, step, first_output, scales, per_output):  # type: ignore[no-untyped-def]
             outputs, size = matrix.shape
             for output in range(outputs):
                 largest, not_finite = np.float32(0.0), np.float32(0.0)
                 for k in range(size):
                     largest = max(largest, abs(matrix[output, k]))
                     not_finite += matrix[output, k] * np.float32(0.0)
-                scales[per_output + first_output + output] = largest / np.float32(127.0) + not_finite
-                inverse = np.float32(127.0) / largest if largest > _NOTHING else np.float32(0.0)
-                place, total = at + place_of(first_output + output, 0, inputs, step), 0
+                scales[per_output + first_output + output] = largest / LEVELS + not_finite
+                inverse = LEVELS / largest if largest > _NOTHING else np.float32(0.0)
+                place = at + place_of(first_output + output, 0, inputs, step)
                 for k in range(0, size, step):
                     for i in range(min(step, size - k)):
-                        value = np.int32(np.rint(matrix[output, k + i] * inverse))
-                        packed[place + i] = value
-                        total += value
+                        packed[place + i] = np.int32(np.rint(matrix[output, k + i] * inverse))
                     place += LANES * step
-                offsets[per_output + first_output + output] = OFFSET * total if step == _STEP_OF_UNSIGNED else 0
 
         return quantise
 
-    def copy(matrix, packed, at, inputs, step, first_output, scales, offsets, per_output):  # type: ignore[no-untyped-def]
+    def copy(matrix, packed, at, inputs, step, first_output, scales, per_output):  # type: ignore[no-untyped-def]
         for output in range(matrix.shape[0]):
             place = at + place_of(first_output + output, 0, inputs, step)
             for k in range(matrix.shape[1]):
@@ -191,9 +170,9 @@ def _pack_as(matrix, packed, at, inputs, step, first_output, scales, offsets, pe
     return copy
 
 
-@numba.njit(nogil=True, error_model="numpy", cache=True)  # type: ignore[untyped-decorator]
-def pack(matrix, packed, at, inputs, step, first_output, scales, offsets, per_output):  # type: ignore[no-untyped-def]
+@kept
+def pack(matrix, packed, at, inputs, step, first_output, scales, per_output):  # type: ignore[no-untyped-def]
     """Lay out ``matrix`` [outputs, real inputs] as the outputs from ``first_output`` on of the packed matrix at ``at``.
     It is float32 for float32 and int8, the bits of bfloat16 as uint16 for those; padding is left as it is. int8 fills
-    in, from place ``per_output`` on, the outputs' scales and what unsigned rows add to their sums."""
-    _pack(matrix, packed, at, inputs, step, first_output, scales, offsets, per_output)
+    in the outputs' scales, from place ``per_output`` on."""
+    _pack(matrix, packed, at, inputs, step, first_output, scales, per_output)

@@ -9,28 +9,10 @@ import numpy as np
 from numba.core import types
 from numba.extending import overload
 
-from kernels.cpu.products import put_row
-from kernels.cpu.vectors import bits_of, float_of
+from kernels.cpu.products import REORDER, put_row
+from kernels.cpu.vectors import bits_of, silu_product
 
-_LOG2_E = np.float32(1.44269504088896341)
-_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
-_P0, _P1, _P2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
-_P3, _P4, _P5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
-_ONE, _HALF, _ZERO = np.float32(1.0), np.float32(0.5), np.float32(0.0)
-_LARGEST_EXPONENT = np.float32(88.0)
-# Sums may be reordered, so that they use vectors; NaN and infinity keep their meaning, for they end a request.
-REORDER = {"reassoc", "nsz", "contract", "arcp"}
-
-
-@numba.njit(nogil=True, inline="always")  # type: ignore[untyped-decorator]
-def exp32(x):  # type: ignore[no-untyped-def]
-    """e^x in float32, to 2 units in the last place, between e^-88 and e^88: what is beyond gets these. The polynomial is
-    that of Cephes' ``expf``; unlike the library's function it becomes vectors in a loop. NaN stays NaN."""
-    x = min(max(x, -_LARGEST_EXPONENT), _LARGEST_EXPONENT) if x == x else x
-    power = np.floor(x * _LOG2_E + _HALF)
-    rest = x - power * _LN2_HIGH - power * _LN2_LOW
-    series = ((((_P0 * rest + _P1) * rest + _P2) * rest + _P3) * rest + _P4) * rest + _P5
-    return (series * rest * rest + rest + _ONE) * float_of(np.int32((np.int32(power) + np.int32(127)) << np.int32(23)))
+_ONE, _ZERO = np.float32(1.0), np.float32(0.0)
 
 
 def as_stored(value, storage):  # type: ignore[no-untyped-def]
@@ -46,9 +28,8 @@ def _as_stored(value, storage):  # type: ignore[no-untyped-def]
     def nearest(value, storage):  # type: ignore[no-untyped-def]
         bits = bits_of(value)
         rounded = bits + np.int32(0x7FFF) + ((bits >> np.int32(16)) & np.int32(1))
-        if value != value:
-            rounded = np.int32(0x7FC00000)
-        return np.uint16((rounded >> np.int32(16)) & np.int32(0xFFFF))
+        kept = np.int32(0x7FC00000) if value != value else rounded
+        return np.uint16((kept >> np.int32(16)) & np.int32(0xFFFF))
 
     return nearest
 
@@ -90,7 +71,5 @@ def activate_row(work, row, y, at, size, inputs, parameters, bias, scratch):  # 
     if bias >= 0:
         for i in range(2 * size):
             y[at + i] += parameters[bias + i]
-    for i in range(size):
-        gate = y[at + i]
-        scratch[i] = gate / (_ONE + exp32(-gate)) * y[at + size + i]
+    silu_product(y, at, at + size, size, scratch)
     put_row(work, row, scratch, size, inputs)

@@ -21,9 +21,11 @@ import numba
 import numpy as np
 
 from kernels.cpu.attention import attend, clear_behind, write_row
+from kernels.cpu.compiled import kept
 from kernels.cpu.products import AT, BIAS, INPUTS, OUTPUTS, PER_OUTPUT, multiply, place_of, put_row
 from kernels.cpu.rows import activate_row, add_row, norm_row, rotate_row
 from kernels.cpu.team import claim, meet
+from kernels.cpu.vectors import float_of
 
 QKV, OUT, GATE_UP, DOWN, MATRICES_PER_LAYER = 0, 1, 2, 3, 4
 INPUT_NORM, POST_NORM, Q_NORM, K_NORM, WINDOW, ROTARY, LAYER_COLUMNS = 0, 1, 2, 3, 4, 5, 6
@@ -65,8 +67,6 @@ class Weights(NamedTuple):
     depth: int
     scales: np.ndarray
     """float32, one per output of each int8 matrix."""
-    offsets: np.ndarray
-    """int32, likewise: what unsigned rows add to the sums of an output."""
     matrices: np.ndarray
     """int64 [4 · layers + 2, 5]: the layers' matrices, the head, the embedding."""
     parameters: np.ndarray
@@ -93,7 +93,7 @@ class Batch(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Flat float32 but ``x`` and ``sums``."""
+    """Flat float32 but ``x``."""
 
     stream: np.ndarray
     """[T, hidden]"""
@@ -103,13 +103,10 @@ class Work(NamedTuple):
     """[T]"""
     y: np.ndarray
     """[T, outputs]"""
-    sums: np.ndarray
-    """The memory of ``y`` in the type of a product's accumulators."""
     attended: np.ndarray
     """[T, heads · head_dim]"""
     logits: np.ndarray
     """[R, outputs of the head]"""
-    logits_sums: np.ndarray
 
 
 class Scratch(NamedTuple):
@@ -143,8 +140,6 @@ def _read_number(weights, place, output):  # type: ignore[no-untyped-def]
     if kind == numba.types.int8:
         return lambda weights, place, output: np.float32(weights.packed[place]) * weights.scales[output]
     if kind == numba.types.uint16:
-        from kernels.cpu.vectors import float_of
-
         return lambda weights, place, output: float_of(np.int32(np.int32(weights.packed[place]) << np.int32(16)))
     return lambda weights, place, output: weights.packed[place]
 
@@ -209,9 +204,7 @@ def _place_rows(counters, phase, threads, shape, weights, batch, work, layer, st
             slot = batch.slots[row]
             write_row(shape, storage, layer_at, slot, y, at + kv_at, values_at)
             if batch.clears[row]:
-                clear_behind(
-                    shape, storage, layer_at, slot // shape.block_size, slot % shape.block_size + 1
-                )
+                clear_behind(shape, storage, layer_at, slot // shape.block_size, slot % shape.block_size + 1)
 
 
 @numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
@@ -259,7 +252,7 @@ def _wanted_rows(counters, phase, threads, shape, weights, batch, work, scratch,
             put_row(work, index, scratch.row, hidden, inputs)
 
 
-@numba.njit(nogil=True, error_model="numpy", cache=True)  # type: ignore[untyped-decorator]
+@kept
 def forward(counters, threads, shape, weights, batch, work, scratch, storage):  # type: ignore[no-untyped-def]
     """A thread's part of a step: keys and values of all tokens go to ``storage``, logits of the wanted rows to
     ``work.logits``. ``counters`` has room for :func:`num_phases`, and all zeros.
@@ -273,11 +266,11 @@ def forward(counters, threads, shape, weights, batch, work, scratch, storage):  
     phase = np.int64(1)
     for matrix in range(head + 1):
         layer, kind = matrix // MATRICES_PER_LAYER, matrix % MATRICES_PER_LAYER
-        y, sums = work.y, work.sums
+        y = work.y
         if matrix == head:
             if wanted == 0:
                 return
-            rows, y, sums = wanted, work.logits, work.logits_sums
+            rows, y = wanted, work.logits
             _wanted_rows(counters, phase, threads, shape, weights, batch, work, scratch, matrix)
         elif kind == OUT:
             layer_at, y_row = layer * shape.layer_values, weights.matrices[matrix - 1, OUTPUTS]
@@ -294,7 +287,7 @@ def forward(counters, threads, shape, weights, batch, work, scratch, storage):  
             norm = weights.layer_table[layer, INPUT_NORM if kind == QKV else POST_NORM]
             _norm_rows(counters, phase, threads, shape, weights, rows, work, scratch, matrix - 1, norm, matrix)
         meet(counters, threads)
-        multiply(counters, phase + 1, threads, weights, weights.matrices[matrix], rows, work, y, sums)
+        multiply(counters, phase + 1, threads, weights, weights.matrices[matrix], rows, work, y)
         meet(counters, threads)
         phase += 2
 

@@ -50,7 +50,6 @@ def pack_decoder(spec: DecoderSpec, tensors: Mapping[str, torch.Tensor]) -> Weig
         packed=packer.packed,
         depth=packer.depth,
         scales=packer.scales,
-        offsets=packer.offsets,
         matrices=np.array(packer.matrices, dtype=np.int64),
         layer_table=np.array(layers, dtype=np.int64).reshape(-1, LAYER_COLUMNS),
         final_norm=packer.parameter(["model.norm.weight"]),
@@ -77,7 +76,6 @@ class _Packer:
         self.packed = np.zeros(numbers, dtype=dtype)
         per_output = outputs if dtype == np.int8 else 1
         self.scales = np.zeros(per_output, dtype=np.float32)
-        self.offsets = np.zeros(per_output, dtype=np.int32)
         self.matrices: list[list[int]] = []
         self.parameters: list[np.ndarray] = []
         self._num_parameters = 0
@@ -99,7 +97,9 @@ class _Packer:
         spec, prefix = self._spec, f"model.layers.{layer}."
         attention = [prefix + f"self_attn.{name}_proj" for name in "qkv"]
         heads = spec.num_heads * spec.head_dim
-        self.matrix([f"{name}.weight" for name in attention], spec.hidden_size, attention if spec.attention_bias else None)
+        self.matrix(
+            [f"{name}.weight" for name in attention], spec.hidden_size, attention if spec.attention_bias else None
+        )
         out = prefix + "self_attn.o_proj"
         self.matrix([out + ".weight"], heads, [out] if spec.attention_out_bias else None)
         gate_up = [prefix + "mlp.gate_proj", prefix + "mlp.up_proj"]
@@ -121,7 +121,7 @@ class _Packer:
         for name in names:
             tensor = self._tensors[name]
             for rows in tensor.split(_ROWS_AT_ONCE):
-                place = (padded, self.depth, first, self.scales, self.offsets, self._outputs)
+                place = (padded, self.depth, first, self.scales, self._outputs)
                 pack(self._numbers(rows), self.packed, self._end, *place)
                 first += rows.shape[0]
         outputs = _padded(first, PANEL)

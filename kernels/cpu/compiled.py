@@ -1,0 +1,44 @@
+"""Kernels compiled at their first call, and kept on disk for the next start.
+
+numba looks only at the file of the kept function to see whether what it kept is still true; these functions are made of
+all files of this folder, so the name under which they are kept carries a digest of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+
+
+def _digest() -> str:
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
+
+
+def kept(kernel: Callable[..., Any]) -> Any:
+    """A compiled function that is kept where there is a place to write to: beside its source or in numba's own folder.
+    What other versions of the sources left there is removed."""
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    name, digest = kernel.__qualname__, _digest()
+    kernel.__qualname__ = f"{name}-{digest}"
+    try:
+        compiled = numba.njit(cache=True, **options)(kernel)
+    except (RuntimeError, OSError):
+        return numba.njit(**options)(kernel)
+    for file in Path(compiled.stats.cache_path).glob(f"*.{name}-*.nb?"):
+        if digest not in file.name:
+            file.unlink(missing_ok=True)
+    return compiled
+
+
+def is_ready(kernel: Any) -> bool:
+    """Whether some version of a kept function is compiled, here or on disk, so that its first call takes no half
+    minute. A guess: it may be one for another type."""
+    if kernel.signatures:
+        return True
+    path = kernel.stats.cache_path
+    return path is not None and any(Path(path).glob(f"*.{kernel.py_func.__qualname__}-*.nbi"))
