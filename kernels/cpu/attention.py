@@ -3,8 +3,8 @@
 Storage of one layer, for each block one run of memory; a key's numbers lie apart, so that a vector holds neighbouring
 keys and no sum runs across its lanes; a value's lie together::
 
-    block b   [ kv head 0: dim 0 of its keys | dim 1 of its keys | … ][ kv head 1 … ]   keys: [kv_heads, head_dim, keys']
-              [ kv head 0: value 0 | value 1 | … ][ kv head 1 … ]                       values: [kv_heads, keys, head_dim']
+    block b   [ kv head 0: dim 0 of its keys | dim 1 … ][ kv head 1 … ]   keys: [kv_heads, head_dim, keys']
+              [ kv head 0: value 0 | value 1 | … ][ kv head 1 … ]         values: [kv_heads, keys, head_dim']
 
 keys' and head_dim' are filled up to whole vectors. The queries of a kv head, of one or several neighbouring tokens, are
 the rows of a tile::
@@ -21,9 +21,10 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from kernels.cpu.elementwise import exp_sum, largest
 from kernels.cpu.rows import as_stored
 from kernels.cpu.team import claim
-from kernels.cpu.vectors import LANES, TILE_ROWS, exp_sum, largest, prefetch, tile
+from kernels.cpu.vectors import LANES, TILE_ROWS, prefetch, tile
 
 _scores_1, _scores_2 = (tile(vectors, add=False) for vectors in (1, 2))
 _values_1, _values_2 = (tile(vectors, add=True) for vectors in (1, 2))
@@ -43,8 +44,8 @@ def rows_together(group: int) -> int:
     return max(1, TILE_ROWS // group) * group
 
 
-@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def write_row(shape, storage, layer_at, slot, y, keys_at, values_at):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True, error_model="numpy")
+def write_row(shape, storage, layer_at, slot, y, keys_at, values_at):
     """One token's keys and values [kv_heads · head_dim each], from places of ``y``, into its slot of a layer."""
     block, offset = slot // shape.block_size, slot % shape.block_size
     size, keys, dims = shape.head_dim, shape.block_keys, shape.value_dims
@@ -59,8 +60,8 @@ def write_row(shape, storage, layer_at, slot, y, keys_at, values_at):  # type: i
         at += shape.block_size * dims
 
 
-@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def clear_behind(shape, storage, layer_at, block, offset):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True, error_model="numpy")
+def clear_behind(shape, storage, layer_at, block, offset):
     """Zero the slots of a block from ``offset`` on."""
     size, keys, dims = shape.head_dim, shape.block_keys, shape.value_dims
     at = layer_at + block * shape.block_values
@@ -75,10 +76,10 @@ def clear_behind(shape, storage, layer_at, block, offset):  # type: ignore[no-un
         at += shape.block_size * dims
 
 
-@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def _softmax(scores, at, first, last, end):  # type: ignore[no-untyped-def]
-    """Weights, not yet divided by their sum, which is returned: e^(score - largest) of the keys ``first`` … ``last`` - 1,
-    0 for the others before ``end``; places are counted from ``at``."""
+@numba.njit(nogil=True, error_model="numpy")
+def _softmax(scores, at, first, last, end):
+    """Weights, not yet divided by their sum, which is returned: e^(score - largest) of the keys ``first`` to ``last``
+    - 1, 0 for the others before ``end``; places are counted from ``at``."""
     total = exp_sum(scores, at + first, last - first, largest(scores, at + first, last - first))
     for i in range(first):
         scores[at + i] = _ZERO
@@ -87,8 +88,8 @@ def _softmax(scores, at, first, last, end):  # type: ignore[no-untyped-def]
     return total
 
 
-@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def _add_values(rows, weights, at, stride, storage, values_at, count, dims, out, out_at):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True, error_model="numpy")
+def _add_values(rows, weights, at, stride, storage, values_at, count, dims, out, out_at):
     """out[rows, dims] += weights[rows, count] · values[count, dims]"""
     vectors = dims // LANES
     done = 0
@@ -106,8 +107,8 @@ def _add_values(rows, weights, at, stride, storage, values_at, count, dims, out,
         _values_1(rows, weights, at, stride, 1, storage, values_at + d, LANES, dims, count, out, out_at + d, dims)
 
 
-@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def _add_scores(rows, queries, at, size, storage, keys_at, keys, out, out_at, stride):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True, error_model="numpy")
+def _add_scores(rows, queries, at, size, storage, keys_at, keys, out, out_at, stride):
     """out[rows, keys] = queries[rows, size] · keys[size, keys]"""
     done = 0
     while keys - done >= 2 * LANES:
@@ -117,8 +118,8 @@ def _add_scores(rows, queries, at, size, storage, keys_at, keys, out, out_at, st
         _scores_1(rows, queries, at, size, 1, storage, keys_at + done, LANES, keys, size, out, out_at + done, stride)
 
 
-@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def _attend_task(shape, storage, layer_at, table, window, position, tokens, head, y, y_at, y_row, out, out_at, scratch):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True, error_model="numpy")
+def _attend_task(shape, storage, layer_at, table, window, position, tokens, head, y, y_at, y_row, out, out_at, scratch):
     """The queries of kv head ``head`` of ``tokens`` neighbouring tokens from ``position`` on, at ``y_at`` in ``y``."""
     size, group, dims, length = shape.head_dim, shape.group, shape.value_dims, shape.block_size
     keys, rows = shape.block_keys, tokens * shape.group
@@ -164,8 +165,8 @@ def _attend_task(shape, storage, layer_at, table, window, position, tokens, head
             out[target + d] = values[row * dims + d] * inverse
 
 
-@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def attend(counters, phase, shape, batch, storage, layer_at, window, y, y_row, out, scratch):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True, error_model="numpy")
+def attend(counters, phase, shape, batch, storage, layer_at, window, y, y_row, out, scratch):
     """Attention of all rows of a step over their contexts, whose keys and values are in ``storage`` already: this
     thread's share. ``out`` is flat float32 [T, heads · head_dim]; ``window`` 0: all keys."""
     together = shape.tokens_together
@@ -183,6 +184,6 @@ def attend(counters, phase, shape, batch, storage, layer_at, window, y, y_row, o
         tokens = min(together, last - row)
         position = batch.seq_lens[request] - (last - row)
         _attend_task(
-            shape, storage, layer_at, batch.block_tables[request], window, position, tokens, head, y, row * y_row, y_row,
-            out, row * shape.query_size, scratch,
+            shape, storage, layer_at, batch.block_tables[request], window, position, tokens, head, y, row * y_row,
+            y_row, out, row * shape.query_size, scratch,
         )  # fmt: skip

@@ -12,12 +12,11 @@ import torch
 
 from kernels.backend import check_swap
 from kernels.cpu.attention import padded_lanes, rows_together
-from kernels.cpu.products import PANEL
 from kernels.cpu.sampling import sample
 from kernels.cpu.step import Batch, Scratch, Shape, Weights, Work, forward, num_phases
 from kernels.cpu.team import Team, counters
 from kernels.cpu.vectors import LANES, activation_dtype
-from kernels.cpu.weights import PACKED_TYPES, pack_decoder
+from kernels.cpu.weights import pack_decoder
 from kernels.sampling import SampledTokens, SamplingBatch
 from kernels.spec import DecoderSpec, StepBatch
 
@@ -209,7 +208,7 @@ class CpuBackend:
         )
 
     def _buffer(self, name: str, size: int, dtype: np.dtype | type) -> np.ndarray:
-        """At least ``size`` numbers, and room for a vector behind them, that stay from step to step and hold anything."""
+        """At least ``size`` numbers, and room for a vector behind them, that stay from step to step."""
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape[0] < size + LANES or buffer.dtype != dtype:
             buffer = self._buffers[name] = np.empty(size + LANES, dtype=dtype)

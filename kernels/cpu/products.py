@@ -21,8 +21,9 @@ from numba.core import types
 from numba.extending import overload
 
 from kernels.cpu.compiled import kept
+from kernels.cpu.elementwise import largest_magnitude
 from kernels.cpu.team import claim
-from kernels.cpu.vectors import LANES, TILE_ROWS, TILE_VECTORS, largest_magnitude, panel_tile
+from kernels.cpu.vectors import LANES, TILE_ROWS, TILE_VECTORS, panel_tile
 
 PANEL = LANES * TILE_VECTORS
 """Outputs of a packed matrix come in multiples of it."""
@@ -46,8 +47,8 @@ AT, INPUTS, OUTPUTS, PER_OUTPUT, BIAS = range(5)
 bias among the parameters (-1: none)."""
 
 
-@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def multiply(counters, phase, threads, weights, matrix, rows, work, y):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True, error_model="numpy")
+def multiply(counters, phase, threads, weights, matrix, rows, work, y):
     """y[rows, outputs] = x[rows, inputs] · matrixᵀ: this thread's share of a phase.
 
     ``matrix`` is a row of the table of matrices, ``work.x`` and ``work.x_scales`` the rows, ``y`` flat float32.
@@ -77,22 +78,22 @@ def multiply(counters, phase, threads, weights, matrix, rows, work, y):  # type:
                 row += count
 
 
-@numba.njit(nogil=True)  # type: ignore[untyped-decorator]
-def row_levels(inputs):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True)
+def row_levels(inputs):
     """Levels of an int16 row to each side of zero, such that no sum over ``inputs`` of them with int8 overflows."""
     return min(_MOST_ROW_LEVELS, 0x7FFFFFFF // (127 * inputs))
 
 
-def _put(x, at, values, count, inputs, scales, row):  # type: ignore[no-untyped-def]
+def _put(x, at, values, count, inputs, scales, row):
     """Store ``count`` float32 ``values`` as row ``row`` of ``x``, filled up to ``inputs``, in the type of ``x``."""
     raise NotImplementedError
 
 
-@overload(_put, jit_options={"fastmath": REORDER, "error_model": "numpy"})  # type: ignore[untyped-decorator]
-def _put_as(x, at, values, count, inputs, scales, row):  # type: ignore[no-untyped-def]
+@overload(_put, jit_options={"fastmath": REORDER, "error_model": "numpy"})
+def _put_as(x, at, values, count, inputs, scales, row):
     if x.dtype == types.float32:
 
-        def copy(x, at, values, count, inputs, scales, row):  # type: ignore[no-untyped-def]
+        def copy(x, at, values, count, inputs, scales, row):
             for k in range(count):
                 x[at + k] = values[k]
             for k in range(count, inputs):
@@ -100,7 +101,7 @@ def _put_as(x, at, values, count, inputs, scales, row):  # type: ignore[no-untyp
 
         return copy
 
-    def quantise(x, at, values, count, inputs, scales, row):  # type: ignore[no-untyped-def]
+    def quantise(x, at, values, count, inputs, scales, row):
         magnitude, not_finite = largest_magnitude(values, 0, count), np.float32(0.0)
         for k in range(count):
             not_finite += values[k] * np.float32(0.0)
@@ -116,8 +117,8 @@ def _put_as(x, at, values, count, inputs, scales, row):  # type: ignore[no-untyp
     return quantise
 
 
-@numba.njit(nogil=True, error_model="numpy", fastmath=REORDER)  # type: ignore[untyped-decorator]
-def put_row(work, row, values, count, inputs):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True, error_model="numpy", fastmath=REORDER)
+def put_row(work, row, values, count, inputs):
     """Make ``values`` the input row ``row`` of the next product."""
     _put(work.x, row * inputs, values, count, inputs, work.x_scales, row)
 
@@ -130,21 +131,21 @@ def padded_outputs(outputs: int) -> int:
     return -(-outputs // PANEL) * PANEL
 
 
-@numba.njit(nogil=True)  # type: ignore[untyped-decorator]
-def place_of(output, k, inputs, step):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True)
+def place_of(output, k, inputs, step):
     """Where the number of an output and an input lies in a packed matrix."""
     return output // LANES * LANES * inputs + k // step * LANES * step + output % LANES * step + k % step
 
 
-def _pack(matrix, packed, at, inputs, step, first_output, scales, per_output):  # type: ignore[no-untyped-def]
+def _pack(matrix, packed, at, inputs, step, first_output, scales, per_output):
     raise NotImplementedError
 
 
-@overload(_pack)  # type: ignore[untyped-decorator]
-def _pack_as(matrix, packed, at, inputs, step, first_output, scales, per_output):  # type: ignore[no-untyped-def]
+@overload(_pack)
+def _pack_as(matrix, packed, at, inputs, step, first_output, scales, per_output):
     if packed.dtype == types.int8:
 
-        def quantise(matrix, packed, at, inputs, step, first_output, scales, per_output):  # type: ignore[no-untyped-def]
+        def quantise(matrix, packed, at, inputs, step, first_output, scales, per_output):
             outputs, size = matrix.shape
             for output in range(outputs):
                 largest, not_finite = np.float32(0.0), np.float32(0.0)
@@ -161,7 +162,7 @@ def _pack_as(matrix, packed, at, inputs, step, first_output, scales, per_output)
 
         return quantise
 
-    def copy(matrix, packed, at, inputs, step, first_output, scales, per_output):  # type: ignore[no-untyped-def]
+    def copy(matrix, packed, at, inputs, step, first_output, scales, per_output):
         for output in range(matrix.shape[0]):
             place = at + place_of(first_output + output, 0, inputs, step)
             for k in range(matrix.shape[1]):
@@ -171,7 +172,7 @@ def _pack_as(matrix, packed, at, inputs, step, first_output, scales, per_output)
 
 
 @kept
-def pack(matrix, packed, at, inputs, step, first_output, scales, per_output):  # type: ignore[no-untyped-def]
+def pack(matrix, packed, at, inputs, step, first_output, scales, per_output):
     """Lay out ``matrix`` [outputs, real inputs] as the outputs from ``first_output`` on of the packed matrix at ``at``.
     It is float32 for float32 and int8, the bits of bfloat16 as uint16 for those; padding is left as it is. int8 fills
     in the outputs' scales, from place ``per_output`` on."""

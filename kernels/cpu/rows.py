@@ -9,23 +9,24 @@ import numpy as np
 from numba.core import types
 from numba.extending import overload
 
+from kernels.cpu.elementwise import silu_product
 from kernels.cpu.products import REORDER, put_row
-from kernels.cpu.vectors import bits_of, silu_product
+from kernels.cpu.vectors import bits_of
 
 _ONE, _ZERO = np.float32(1.0), np.float32(0.0)
 
 
-def as_stored(value, storage):  # type: ignore[no-untyped-def]
+def as_stored(value, storage):
     """A float32 in the type of the KV storage: itself, or the bits of the nearest bfloat16."""
     raise NotImplementedError
 
 
-@overload(as_stored, inline="always")  # type: ignore[untyped-decorator]
-def _as_stored(value, storage):  # type: ignore[no-untyped-def]
+@overload(as_stored, inline="always")
+def _as_stored(value, storage):
     if storage.dtype == types.float32:
         return lambda value, storage: value
 
-    def nearest(value, storage):  # type: ignore[no-untyped-def]
+    def nearest(value, storage):
         bits = bits_of(value)
         rounded = bits + np.int32(0x7FFF) + ((bits >> np.int32(16)) & np.int32(1))
         kept = np.int32(0x7FC00000) if value != value else rounded
@@ -34,8 +35,8 @@ def _as_stored(value, storage):  # type: ignore[no-untyped-def]
     return nearest
 
 
-@numba.njit(nogil=True, error_model="numpy", fastmath=REORDER)  # type: ignore[untyped-decorator]
-def add_row(stream, at, y, y_at, size, parameters, bias):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True, error_model="numpy", fastmath=REORDER)
+def add_row(stream, at, y, y_at, size, parameters, bias):
     """stream += y + bias"""
     if bias >= 0:
         for i in range(size):
@@ -45,8 +46,8 @@ def add_row(stream, at, y, y_at, size, parameters, bias):  # type: ignore[no-unt
             stream[at + i] += y[y_at + i]
 
 
-@numba.njit(nogil=True, error_model="numpy", fastmath=REORDER)  # type: ignore[untyped-decorator]
-def norm_row(values, at, size, parameters, weight, eps, out, out_at):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True, error_model="numpy", fastmath=REORDER)
+def norm_row(values, at, size, parameters, weight, eps, out, out_at):
     """RMSNorm (Zhang, Sennrich 2019): out = x / sqrt(mean(x²) + eps) · weight."""
     squares = _ZERO
     for i in range(size):
@@ -56,8 +57,8 @@ def norm_row(values, at, size, parameters, weight, eps, out, out_at):  # type: i
         out[out_at + i] = values[at + i] * scale * parameters[weight + i]
 
 
-@numba.njit(nogil=True, error_model="numpy", fastmath=REORDER)  # type: ignore[untyped-decorator]
-def rotate_row(values, at, half, cos, sin, angle):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True, error_model="numpy", fastmath=REORDER)
+def rotate_row(values, at, half, cos, sin, angle):
     """Rotary positions of one head, in place: pairs (i, i + half)."""
     for i in range(half):
         first, second = values[at + i], values[at + half + i]
@@ -65,8 +66,8 @@ def rotate_row(values, at, half, cos, sin, angle):  # type: ignore[no-untyped-de
         values[at + half + i] = second * cos[angle + i] + first * sin[angle + i]
 
 
-@numba.njit(nogil=True, error_model="numpy", fastmath=REORDER)  # type: ignore[untyped-decorator]
-def activate_row(work, row, y, at, size, inputs, parameters, bias, scratch):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True, error_model="numpy", fastmath=REORDER)
+def activate_row(work, row, y, at, size, inputs, parameters, bias, scratch):
     """SiLU(gate) · up of one row [gate | up], as the next product's input."""
     if bias >= 0:
         for i in range(2 * size):

@@ -1,13 +1,18 @@
 """One step of a decoder as one compiled function that all threads of a team run together.
 
-Phases of a layer; every arrow is a meeting of the threads, and what stands between two arrows is shared out among them::
+A step is a chain of products with something to do for each row before each of them. Every line is a phase: shared out
+among the threads, which meet behind it. x are rows as the next product wants them::
 
-    rows: stream += down of the layer before ─▶ norm ─▶ x        x: rows as the next product wants them, in int8 with a
-      ─▶ x · qkv ─▶                                                 scale for each
-    rows: q/k norm, rotary, keys and values into their slots
-      ─▶ attention ─▶ rows: x ─▶ x · out ─▶
-    rows: stream += out ─▶ norm ─▶ x
-      ─▶ x · gate_up ─▶ rows: silu(gate) · up ─▶ x ─▶ x · down ─▶
+    stream += y of the layer before, norm ─▶ x
+    x · qkv ─▶ y
+    q/k norm, rotary; keys and values into their slots
+    attention ─▶ attended
+    attended ─▶ x
+    x · out ─▶ y
+    stream += y, norm ─▶ x
+    x · gate_up ─▶ y
+    silu(gate) · up ─▶ x
+    x · down ─▶ y
 
 Behind the last layer only the rows whose logits are wanted go on. The residual stream and all between two products are
 float32 whatever the type of the weights.
@@ -119,8 +124,8 @@ class Scratch(NamedTuple):
     values: np.ndarray
 
 
-@numba.njit(nogil=True)  # type: ignore[untyped-decorator]
-def _rows_of(counters, phase, threads, rows):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True)
+def _rows_of(counters, phase, threads, rows):
     """First and last row of the next unit of a phase of rows; both the same when there is none."""
     units = min(rows, threads * UNITS_OF_ROWS) if threads > 1 else 1
     unit = claim(counters, phase)
@@ -129,13 +134,13 @@ def _rows_of(counters, phase, threads, rows):  # type: ignore[no-untyped-def]
     return unit * rows // units, (unit + 1) * rows // units
 
 
-def read_number(weights, place, output):  # type: ignore[no-untyped-def]
+def read_number(weights, place, output):
     """A number of a packed matrix as float32."""
     raise NotImplementedError
 
 
-@numba.extending.overload(read_number, inline="always")  # type: ignore[untyped-decorator]
-def _read_number(weights, place, output):  # type: ignore[no-untyped-def]
+@numba.extending.overload(read_number, inline="always")
+def _read_number(weights, place, output):
     kind = weights.types[weights.fields.index("packed")].dtype
     if kind == numba.types.int8:
         return lambda weights, place, output: np.float32(weights.packed[place]) * weights.scales[output]
@@ -144,8 +149,8 @@ def _read_number(weights, place, output):  # type: ignore[no-untyped-def]
     return lambda weights, place, output: weights.packed[place]
 
 
-@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def _embed(counters, phase, threads, shape, weights, batch, work):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True, error_model="numpy")
+def _embed(counters, phase, threads, shape, weights, batch, work):
     matrix = weights.matrices[MATRICES_PER_LAYER * shape.layers + 1]
     rows = batch.token_ids.shape[0]
     while True:
@@ -159,8 +164,8 @@ def _embed(counters, phase, threads, shape, weights, batch, work):  # type: igno
                 work.stream[row * shape.hidden + k] = read_number(weights, place, matrix[PER_OUTPUT] + token)
 
 
-@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def _norm_rows(counters, phase, threads, shape, weights, rows, work, scratch, previous, norm, matrix):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True, error_model="numpy")
+def _norm_rows(counters, phase, threads, shape, weights, rows, work, scratch, previous, norm, matrix):
     """Add the product before (``previous``: its matrix, -1: none) to the stream; norm it for the product with
     ``matrix``."""
     hidden, inputs = shape.hidden, weights.matrices[matrix, INPUTS]
@@ -177,8 +182,8 @@ def _norm_rows(counters, phase, threads, shape, weights, rows, work, scratch, pr
             put_row(work, row, scratch.row, hidden, inputs)
 
 
-@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def _place_rows(counters, phase, threads, shape, weights, batch, work, layer, storage, layer_at):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True, error_model="numpy")
+def _place_rows(counters, phase, threads, shape, weights, batch, work, layer, storage, layer_at):
     """Bias, q/k norm and rotary of q and k in place; keys and values into their slots."""
     columns, matrix = weights.layer_table[layer], weights.matrices[MATRICES_PER_LAYER * layer + QKV]
     size, kv_at = shape.head_dim, shape.query_size
@@ -207,8 +212,8 @@ def _place_rows(counters, phase, threads, shape, weights, batch, work, layer, st
                 clear_behind(shape, storage, layer_at, slot // shape.block_size, slot % shape.block_size + 1)
 
 
-@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def _attended_rows(counters, phase, threads, shape, weights, work, rows, matrix):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True, error_model="numpy")
+def _attended_rows(counters, phase, threads, shape, weights, work, rows, matrix):
     size = shape.query_size
     while True:
         first, last = _rows_of(counters, phase, threads, rows)
@@ -218,8 +223,8 @@ def _attended_rows(counters, phase, threads, shape, weights, work, rows, matrix)
             put_row(work, row, work.attended[row * size : (row + 1) * size], size, weights.matrices[matrix, INPUTS])
 
 
-@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def _activated_rows(counters, phase, threads, shape, weights, work, rows, matrix, scratch):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True, error_model="numpy")
+def _activated_rows(counters, phase, threads, shape, weights, work, rows, matrix, scratch):
     """``matrix``: of the product that follows; the one before has [gate | up] as outputs."""
     before, inputs = weights.matrices[matrix - 1], weights.matrices[matrix, INPUTS]
     while True:
@@ -233,8 +238,8 @@ def _activated_rows(counters, phase, threads, shape, weights, work, rows, matrix
             )
 
 
-@numba.njit(nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
-def _wanted_rows(counters, phase, threads, shape, weights, batch, work, scratch, matrix):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True, error_model="numpy")
+def _wanted_rows(counters, phase, threads, shape, weights, batch, work, scratch, matrix):
     """The rows whose logits are wanted, as the head's input; the product behind the last layer is not in the stream."""
     rows, hidden = batch.logits_rows.shape[0], shape.hidden
     before, inputs = weights.matrices[matrix - 1], weights.matrices[matrix, INPUTS]
@@ -253,7 +258,7 @@ def _wanted_rows(counters, phase, threads, shape, weights, batch, work, scratch,
 
 
 @kept
-def forward(counters, threads, shape, weights, batch, work, scratch, storage):  # type: ignore[no-untyped-def]
+def forward(counters, threads, shape, weights, batch, work, scratch, storage):
     """A thread's part of a step: keys and values of all tokens go to ``storage``, logits of the wanted rows to
     ``work.logits``. ``counters`` has room for :func:`num_phases`, and all zeros.
 

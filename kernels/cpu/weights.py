@@ -19,7 +19,6 @@ from kernels.cpu.step import (
     INPUT_NORM,
     K_NORM,
     LAYER_COLUMNS,
-    MATRICES_PER_LAYER,
     POST_NORM,
     Q_NORM,
     ROTARY,
