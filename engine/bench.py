@@ -36,6 +36,7 @@ from engine.events import Keyframe
 from engine.failures import describe, step_failure
 from engine.metrics import RunRecorder, summarise
 from engine.output_files import OutputFailure, printing, write_target
+from engine.quick_import import quick_import
 from engine.step_counters import StepCounters
 from engine.workload import Workload, WorkloadError
 
@@ -85,8 +86,9 @@ class StopSignal:
 
 def load(config: EngineConfig, progress: Progress) -> LoadedEngine:
     """Load the model. Raises :class:`BenchFailure`."""
-    from engine.loader import load_engine
-    from engine.models.errors import ModelLoadError
+    with quick_import():
+        from engine.loader import load_engine
+        from engine.models.errors import ModelLoadError
 
     try:
         return load_engine(config, progress.loading)

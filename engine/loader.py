@@ -108,7 +108,7 @@ def load_engine(
         max_model_len=ready.max_model_len,
         vocab_size=ready.spec.vocab_size,
         token_budget=ready.token_budget,
-        eos_token_ids=checkpoint.eos_token_ids,
+        eos_token_ids=checkpoint.eos_token_ids | (set() if codec.eos_token_id is None else {codec.eos_token_id}),
         codec=codec,
         cache_key=_cache_key(checkpoint, ready.spec),
         seed=config.seed,

@@ -41,6 +41,7 @@ from engine.messages import (
     Reply,
     Shutdown,
 )
+from engine.quick_import import quick_import
 
 if TYPE_CHECKING:
     from engine.loader import LoadedEngine
@@ -166,7 +167,8 @@ def load(command: wire.Incoming, pipes: Pipes) -> LoadedEngine | None:
 
 
 def load_model(config: EngineConfig, progress: ProgressSender) -> LoadedEngine:
-    from engine.loader import load_engine
+    with quick_import():
+        from engine.loader import load_engine
 
     return load_engine(config, progress)
 

@@ -179,12 +179,11 @@ class Checkpoint:
 
     @functools.cached_property
     def eos_token_ids(self) -> frozenset[int]:
-        """Ids that end an answer: the union of what generation_config, config and tokenizer name."""
+        """Ids that end an answer: the union of what generation_config and config name."""
         ids: set[int] = set()
         for source in (self.generation_config, self.config):
             named = source.get("eos_token_id")
             ids.update(named if isinstance(named, list) else [named] if named is not None else [])
-        ids.update(_tokenizer_eos(self.folder))
         return frozenset(int(token_id) for token_id in ids)
 
 
@@ -217,15 +216,6 @@ class _MappedTensors(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._where)
-
-
-def _tokenizer_eos(folder: Path) -> set[int]:
-    named = _read_json(folder / "tokenizer_config.json").get("eos_token")
-    text = named.get("content") if isinstance(named, dict) else named
-    if not text:
-        return set()
-    added = _read_json(folder / "tokenizer.json").get("added_tokens", ())
-    return {token["id"] for token in added if token["content"] == text}
 
 
 def _read_json(path: Path, required: bool = False) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from engine.messages import ChatMessage
@@ -22,24 +23,35 @@ _CONTROL_FORM = re.compile(r"<\|[^<>|]+\|>")
 """Added tokens of this form steer the model even where the checkpoint forgot to call them special."""
 
 
+class _Definition(msgspec.Struct):
+    """What of a ``tokenizer.json`` is read here; the vocabulary, nearly all of it, is for the library alone."""
+
+    added_tokens: list[dict[str, Any]] = []
+    decoder: dict[str, Any] | None = None
+    pre_tokenizer: Any = None
+
+
 class TextCodec:
     """One model's tokenizer and chat template. Made by :meth:`from_folder`."""
 
-    def __init__(self, definition: dict[str, Any], config: dict[str, Any], template: str | None) -> None:
-        for token in definition.get("added_tokens", ()):
-            token["special"] = bool(token["special"] or _CONTROL_FORM.fullmatch(token["content"]))
-        self._tokenizer = Tokenizer.from_str(json.dumps(definition))
+    def __init__(self, definition: bytes, config: dict[str, Any], template: str | None) -> None:
+        """``definition``: the content of a ``tokenizer.json``; ``config``: that of ``tokenizer_config.json``."""
+        parts = msgspec.json.decode(definition, type=_Definition)
+        controls = {t["content"] for t in parts.added_tokens if _CONTROL_FORM.fullmatch(t["content"])}
+        if not all(t["special"] for t in parts.added_tokens if t["content"] in controls):
+            definition = _with_special(definition, controls)
+        self._tokenizer = Tokenizer.from_buffer(definition)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._special = {t["content"]: t for t in definition.get("added_tokens", ()) if t["special"]}
+        self._special = {t["content"]: t for t in parts.added_tokens if t["special"] or t["content"] in controls}
         self.special_ids: frozenset[int] = frozenset(token["id"] for token in self._special.values())
         self.bos_token_id = self._named_id(config.get("bos_token"))
         self.eos_token_id = self._named_id(config.get("eos_token"))
         self._never_words = self.special_ids - {self._named_id(config.get("unk_token"))}
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         """Entries of the tokenizer; the model's own vocabulary may be larger (padding)."""
-        self.token_bytes = TokenBytes(self._tokenizer, definition.get("decoder"), self.special_ids)
-        self._continuation = self._make_continuation(definition)
+        self.token_bytes = TokenBytes(self._tokenizer, parts.decoder, self.special_ids)
+        self._continuation = _make_continuation(definition, parts.pre_tokenizer)
         self._control = self._control_pattern()
         self._adds_bos = self.bos_token_id is not None and self.encode("")[:1] == [self.bos_token_id]
         special_names = {name: _text(value) for name, value in config.items() if name.endswith("_token")}
@@ -58,7 +70,7 @@ class TextCodec:
                 "unsupported" if (folder / "tokenizer.model").exists() else "damaged",
             )
         try:
-            definition = json.loads(path.read_text(encoding="utf-8"))
+            definition = path.read_bytes()
             config_path = folder / "tokenizer_config.json"
             config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.exists() else {}
             return cls(definition, config, _find_template(folder, config))
@@ -127,17 +139,6 @@ class TextCodec:
         text = _text(name)
         return self._tokenizer.token_to_id(text) if text else None
 
-    def _make_continuation(self, definition: dict[str, Any]) -> Tokenizer | None:
-        """A second tokenizer for pieces behind a control token, where the first treats a text's beginning specially."""
-        if '"prepend_scheme": "first"' not in json.dumps(definition.get("pre_tokenizer")):
-            return None
-        tokenizer = Tokenizer.from_str(json.dumps(definition))
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        tokenizer.add_tokens([AddedToken(_BREAK, normalized=False, special=False)])
-        tokenizer.encode_special_tokens = True
-        return tokenizer
-
     def _control_pattern(self) -> re.Pattern[str] | None:
         """Leftmost, longest control token with the white space that it swallows, as the tokenizer finds them."""
         contents = sorted(self._special, key=len, reverse=True)
@@ -149,6 +150,26 @@ class TextCodec:
             left, right = (r"\s*" if token.get(side) else "" for side in ("lstrip", "rstrip"))
             alternatives.append(f"{left}(?P<t{number}>{re.escape(content)}){right}")
         return re.compile("|".join(alternatives))
+
+
+def _with_special(definition: bytes, contents: set[str]) -> bytes:
+    """The definition with the added tokens of these contents marked as special."""
+    whole = json.loads(definition)
+    for token in whole["added_tokens"]:
+        token["special"] = token["special"] or token["content"] in contents
+    return json.dumps(whole).encode()
+
+
+def _make_continuation(definition: bytes, pre_tokenizer: Any) -> Tokenizer | None:
+    """A second tokenizer for pieces behind a control token, where the first treats a text's beginning specially."""
+    if '"prepend_scheme": "first"' not in json.dumps(pre_tokenizer):
+        return None
+    tokenizer = Tokenizer.from_buffer(definition)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.add_tokens([AddedToken(_BREAK, normalized=False, special=False)])
+    tokenizer.encode_special_tokens = True
+    return tokenizer
 
 
 def _text(token: Any) -> str:

@@ -203,6 +203,14 @@ def test_a_fresh_core_has_the_knobs_it_is_given_and_else_those_of_the_load(folde
     assert draw(other)[0] != first
 
 
+def test_the_tokenizers_own_end_ends_an_answer_too(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    assert 7 not in built(other)["eos_token_ids"] >= {2}
+    (other / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "w7"}}))
+    assert built(other)["eos_token_ids"] >= {2, 7}
+
+
 def test_an_end_id_that_the_model_does_not_have_is_harmless(folder: Path, tmp_path: Path) -> None:
     """Tokenizers with more entries than the model's head exist; ``min_tokens`` bans the ids that end an answer."""
     other = tmp_path / "other"

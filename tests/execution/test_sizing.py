@@ -142,7 +142,7 @@ def test_measuring_stays_inside_the_pool_and_the_model() -> None:
     assert max(slow.sizes) <= 64, "nothing slower than twice the target is tried"
 
 
-@pytest.mark.parametrize(("rate", "size"), [(50.0, 64), (1000.0, 64), (5000.0, 512), (1e6, 2048)])
+@pytest.mark.parametrize(("rate", "size"), [(50.0, 64), (1000.0, 64), (5000.0, 256), (1e6, 2048)])
 def test_a_token_costs_what_it_does_in_the_largest_fast_prefill(rate: float, size: int) -> None:
     """A fixed cost, such as reading the weights, weighs less in a larger one."""
     measured = Machine(rate, fixed=0.01).measure()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -81,7 +80,7 @@ def codec() -> TextCodec:
     # The later id wins where a piece is a single byte.
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
-    return TextCodec(json.loads(tokenizer.to_str()), {}, None)
+    return TextCodec(tokenizer.to_str().encode(), {}, None)
 
 
 def piece(text: str) -> int:
