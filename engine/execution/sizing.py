@@ -129,14 +129,14 @@ def _num_host_blocks(config: EngineConfig, num_blocks: int, room: int, block_byt
 
 
 def _weight_bytes(spec: DecoderSpec) -> int:
-    """Of the model as a backend keeps it: int8 comes with a scale and an offset, 4 bytes each, per row of a matrix."""
+    """Of the model as a backend keeps it: int8 comes with a float32 scale per row of a matrix."""
     kept = spec.weight_dtype or spec.dtype
-    row_bytes = 8 if kept == torch.int8 else 0
+    scale_bytes = torch.float32.itemsize if kept == torch.int8 else 0
     total = 0
     for shape in expected_tensors(spec).values():
         is_matrix = len(shape) == 2
         total += math.prod(shape) * (kept if is_matrix else spec.dtype).itemsize
-        total += shape[0] * row_bytes if is_matrix else 0
+        total += shape[0] * scale_bytes if is_matrix else 0
     return total
 
 

@@ -89,7 +89,7 @@ def test_int8_counts_a_byte_a_weight_and_keys_and_values_in_bfloat16() -> None:
     plan = plan_memory(spec, EngineConfig(), 8192, 64 * GIB, on_gpu=False)
     rows = 2 * 128_256 + 32 * (4096 + 2 * 1024 + 4096 + 2 * 14_336 + 4096)
     norms = (2 * 32 + 1) * 4096
-    assert plan.weight_bytes == (8_030_261_248 - norms) + 8 * rows + 2 * norms
+    assert plan.weight_bytes == (8_030_261_248 - norms) + 4 * rows + 2 * norms
     assert plan.block_bytes == 16 * 2 * 32 * 8 * 128 * 2
     with pytest.raises(ModelLoadError, match=r"in int8, and 4\.0 GiB are free"):
         plan_memory(spec, EngineConfig(), 8192, 4 * GIB, on_gpu=False)
