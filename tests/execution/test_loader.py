@@ -48,7 +48,8 @@ def restore_threads() -> Any:
 
 
 def load(folder: Path, **options: Any) -> LoadedEngine:
-    return load_engine(EngineConfig(model=str(folder), **{"device": "cpu", "threads": 1, **options}), ignore)
+    given = {"device": "cpu", "dtype": "float32", "threads": 1, **options}
+    return load_engine(EngineConfig(model=str(folder), **given), ignore)
 
 
 def ignore(stage: str, done: int, total: int) -> None:
@@ -223,9 +224,11 @@ def test_an_end_id_that_the_model_does_not_have_is_harmless(folder: Path, tmp_pa
     assert not any(output.error for output in outputs) and sum(len(output.token_ids) for output in outputs) >= 2
 
 
-def test_bfloat16_runs_and_is_near_float32(folder: Path, tiny: SavedModel) -> None:
-    loaded = load(folder, dtype="bfloat16")
-    assert loaded.info.dtype == "bfloat16"
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_smaller_types_run_and_are_near_float32(folder: Path, tiny: SavedModel, dtype: str) -> None:
+    loaded = load(folder, dtype=dtype)
+    assert (loaded.info.dtype, loaded.info.kv_dtype) == (dtype, "bfloat16")
+    assert loaded.info.weight_bytes < (2.1 if dtype == "bfloat16" else 1.2) * loaded.info.parameters
     prompt = [5, 6, 7, 8]
     token = answer(loaded.core, prompt, 1)[0]
     logits = tiny.logits(prompt)[-1]
@@ -348,7 +351,7 @@ def test_no_state_of_a_gpu_keeps_the_cpu_from_working(
     assert choice.device.type == "cpu"
     if condition is not find_none:
         assert "CUDA driver initialization failed" in choice.reason
-    loaded = load(folder, device="auto")
+    loaded = load(folder, device="auto", dtype="auto")
     assert loaded.info.device == "cpu" and loaded.info.backend_reason == choice.reason
     error = refusal(folder, device="cuda")
     assert error.kind == "unsupported" and "device is cuda" in error.message and "--device cpu" in error.message
