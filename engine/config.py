@@ -142,8 +142,8 @@ class EngineConfig:
     model: str = STARTER_MODEL
     """``starter``, a folder with a checkpoint, or a repository of the Hugging Face cache (``org/name``)."""
     dtype: str = "auto"
-    """Type of weights and activations; int8, on a CPU only: weights of 8 bits, keys and values in bfloat16; auto: the
-    fastest that this device computes natively."""
+    """Type of weights and activations; int8, on a CPU only: weights of 8 bits, keys and values in bfloat16; auto: int8
+    on a CPU, on a GPU bfloat16 or, where it does not compute that natively, float16."""
     device: str = "auto"
     """Where the model runs; auto: the GPU where one works, else the CPU."""
     threads: int | None = None

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from engine.config import EngineConfig
-from engine.execution.host import computes_bfloat16
 from engine.failures import describe
 from engine.models.errors import ModelLoadError
 from kernels.backend import Backend
@@ -41,23 +40,18 @@ def choose_device(config: EngineConfig) -> DeviceChoice:
 
 def cpu_choice(config: EngineConfig, why: str) -> DeviceChoice:
     """The CPU, because of ``why`` (the first half of a sentence)."""
-    native = computes_bfloat16()
     if config.dtype == "float16":
         raise ModelLoadError(
-            "dtype is float16, but on a CPU it is slower than float32 and overflows; use --dtype float32"
-            + (" or bfloat16." if native else "."),
+            "dtype is float16, but on a CPU it is slower than float32 and overflows; use --dtype float32 or bfloat16.",
             "unsupported",
         )
-    if config.dtype == "int8":
-        return DeviceChoice(torch.device("cpu"), torch.bfloat16, why, torch.int8)
-    if config.dtype == "auto":
-        dtype = torch.bfloat16 if native else torch.float32
-        ability = "computes" if native else "does not compute"
-        return DeviceChoice(torch.device("cpu"), dtype, f"{why}; this CPU {ability} bfloat16 natively")
-    dtype = getattr(torch, config.dtype)
-    slow = dtype == torch.bfloat16 and not native
-    note = "; bfloat16 was asked for, though this CPU only emulates it: float32 would be faster" if slow else ""
-    return DeviceChoice(torch.device("cpu"), dtype, f"{why}{note}")
+    device = torch.device("cpu")
+    if config.dtype not in ("auto", "int8"):
+        return DeviceChoice(device, getattr(torch, config.dtype), why)
+    # Only where the CPU computes: it brings numba.
+    from kernels.cpu.vectors import int8_instruction
+
+    return DeviceChoice(device, torch.bfloat16, f"{why}; int8 products with {int8_instruction()}", torch.int8)
 
 
 def gpu_problem() -> str | None:

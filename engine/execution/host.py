@@ -1,4 +1,4 @@
-"""What the machine offers a model on its CPU: cores, memory, number formats. Containers are taken at their limits."""
+"""What the machine offers a model on its CPU: cores and memory. Containers are taken at their limits."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from pathlib import Path
 import psutil
 
 _CGROUP = Path("/sys/fs/cgroup")
-_CPUINFO = Path("/proc/cpuinfo")
-_NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
-"""Flags of x86 (AVX-512 and AMX) and of Arm."""
 
 
 def usable_cores(cgroup: Path = _CGROUP) -> int:
@@ -36,15 +33,6 @@ def available_memory(cgroup: Path = _CGROUP) -> int:
         reclaimable = int(statistics.get("inactive_file", 0)) + int(statistics.get("active_file", 0))
         available = min(available, max(0, int(limit[0]) - int(used[0]) + reclaimable))
     return available
-
-
-def computes_bfloat16(cpuinfo: Path = _CPUINFO) -> bool:
-    """Whether the CPU multiplies bfloat16 itself; elsewhere it would be slower than float32."""
-    for line in _read_text(cpuinfo).splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return not _NATIVE_BFLOAT16.isdisjoint(value.split())
-    return False
 
 
 def _read_text(path: Path) -> str:

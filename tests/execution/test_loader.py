@@ -380,15 +380,12 @@ def test_a_gpu_that_fails_at_warm_up_is_tried_once(folder: Path, monkeypatch: py
         load(folder, device="cuda")
 
 
-@pytest.mark.parametrize(("native", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
-def test_auto_takes_the_fastest_type_of_this_cpu(
-    monkeypatch: pytest.MonkeyPatch, native: bool, expected: torch.dtype
-) -> None:
-    monkeypatch.setattr(device, "computes_bfloat16", lambda: native)
-    choice = choose_device(EngineConfig(device="cpu"))
-    assert choice.dtype == expected and "bfloat16" in choice.reason
-    slow = choose_device(EngineConfig(device="cpu", dtype="bfloat16"))
-    assert slow.dtype == torch.bfloat16 and ("emulates" in slow.reason) is not native
+def test_a_cpu_takes_int8_unless_it_is_told_otherwise() -> None:
+    auto, int8 = (choose_device(EngineConfig(device="cpu", dtype=dtype)) for dtype in ("auto", "int8"))
+    assert auto == int8 and "int8 products with " in auto.reason
+    for dtype in (torch.bfloat16, torch.float32):
+        choice = choose_device(EngineConfig(device="cpu", dtype=str(dtype).removeprefix("torch.")))
+        assert (choice.dtype, choice.weight_dtype) == (dtype, None)
 
 
 def test_int8_is_for_a_cpu_with_keys_and_values_in_bfloat16(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

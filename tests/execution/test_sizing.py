@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from engine.execution.host import available_memory, computes_bfloat16, usable_cores
+from engine.execution.host import available_memory, usable_cores
 from engine.execution.sizing import (
     CPU_POOL_BYTES,
     MemoryPlan,
@@ -248,20 +248,3 @@ def test_a_containers_limits_are_the_machines(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     assert usable_cores(tmp_path) >= 1
     assert available_memory(tmp_path) > 13 * 2**20
-
-
-@pytest.mark.parametrize(
-    ("line", "native"),
-    [
-        ("flags\t\t: fpu avx2 avx512f avx512_bf16", True),
-        ("flags\t\t: fpu avx2 amx_bf16", True),
-        ("flags\t\t: fpu avx2 avx512f", False),
-        ("Features\t: fp asimd bf16", True),
-        ("", False),
-    ],
-)
-def test_whether_a_cpu_computes_bfloat16(tmp_path: Path, line: str, native: bool) -> None:
-    cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text(f"processor\t: 0\n{line}\n")
-    assert computes_bfloat16(cpuinfo) is native
-    assert computes_bfloat16(tmp_path / "none") is False
