@@ -104,7 +104,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def demo_command(home: Path, *arguments: str, model: Path | None = None) -> subprocess.CompletedProcess[str]:
-    before = ["--model", str(model), "--threads", "1"] if model else []
+    before = ["--model", str(model), "--threads", "1", "--dtype", "float32"] if model else []
     environment = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "QT_QPA_PLATFORM")}
     for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME"):
         environment[name] = str(home / name)
