@@ -18,9 +18,9 @@ block that is begun and not filled is cleared behind its last token. A weight of
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from kernels.cpu.compiled import inner
 from kernels.cpu.elementwise import exp_sum, largest
 from kernels.cpu.rows import as_stored
 from kernels.cpu.team import claim
@@ -44,7 +44,7 @@ def rows_together(group: int) -> int:
     return max(1, TILE_ROWS // group) * group
 
 
-@numba.njit(nogil=True, error_model="numpy")
+@inner()
 def write_row(shape, storage, layer_at, slot, y, keys_at, values_at):
     """One token's keys and values [kv_heads · head_dim each], from places of ``y``, into its slot of a layer."""
     block, offset = slot // shape.block_size, slot % shape.block_size
@@ -60,7 +60,7 @@ def write_row(shape, storage, layer_at, slot, y, keys_at, values_at):
         at += shape.block_size * dims
 
 
-@numba.njit(nogil=True, error_model="numpy")
+@inner()
 def clear_behind(shape, storage, layer_at, block, offset):
     """Zero the slots of a block from ``offset`` on."""
     size, keys, dims = shape.head_dim, shape.block_keys, shape.value_dims
@@ -76,7 +76,7 @@ def clear_behind(shape, storage, layer_at, block, offset):
         at += shape.block_size * dims
 
 
-@numba.njit(nogil=True, error_model="numpy")
+@inner()
 def _softmax(scores, at, first, last, end):
     """Weights, not yet divided by their sum, which is returned: e^(score - largest) of the keys ``first`` to ``last``
     - 1, 0 for the others before ``end``; places are counted from ``at``."""
@@ -88,7 +88,7 @@ def _softmax(scores, at, first, last, end):
     return total
 
 
-@numba.njit(nogil=True, error_model="numpy")
+@inner()
 def _add_values(rows, weights, at, stride, storage, values_at, count, dims, out, out_at):
     """out[rows, dims] += weights[rows, count] · values[count, dims]"""
     vectors = dims // LANES
@@ -107,7 +107,7 @@ def _add_values(rows, weights, at, stride, storage, values_at, count, dims, out,
         _values_1(rows, weights, at, stride, 1, storage, values_at + d, LANES, dims, count, out, out_at + d, dims)
 
 
-@numba.njit(nogil=True, error_model="numpy")
+@inner()
 def _add_scores(rows, queries, at, size, storage, keys_at, keys, out, out_at, stride):
     """out[rows, keys] = queries[rows, size] · keys[size, keys]"""
     done = 0
@@ -118,7 +118,7 @@ def _add_scores(rows, queries, at, size, storage, keys_at, keys, out, out_at, st
         _scores_1(rows, queries, at, size, 1, storage, keys_at + done, LANES, keys, size, out, out_at + done, stride)
 
 
-@numba.njit(nogil=True, error_model="numpy")
+@inner()
 def _attend_task(shape, storage, layer_at, table, window, position, tokens, head, y, y_at, y_row, out, out_at, scratch):
     """The queries of kv head ``head`` of ``tokens`` neighbouring tokens from ``position`` on, at ``y_at`` in ``y``."""
     size, group, dims, length = shape.head_dim, shape.group, shape.value_dims, shape.block_size
@@ -165,7 +165,7 @@ def _attend_task(shape, storage, layer_at, table, window, position, tokens, head
             out[target + d] = values[row * dims + d] * inverse
 
 
-@numba.njit(nogil=True, error_model="numpy")
+@inner()
 def attend(counters, phase, shape, batch, storage, layer_at, window, y, y_row, out, scratch):
     """Attention of all rows of a step over their contexts, whose keys and values are in ``storage`` already: this
     thread's share. ``out`` is flat float32 [T, heads · head_dim]; ``window`` 0: all keys."""

@@ -89,7 +89,7 @@ class CpuBackend:
         storage, weights = self._kv(), self.weights
         shape = self._shape
         assert shape is not None
-        rows, wanted = batch.num_tokens, int(batch.logits_rows.shape[0])
+        rows, wanted = batch.num_tokens, batch.logits_rows.shape[0]
         vocab = int(weights.matrices[-2, 2])
         logits = np.empty(wanted * vocab, dtype=np.float32)
         step, work = self._batch(batch, shape), self._work(rows, logits)
@@ -165,7 +165,7 @@ class CpuBackend:
         filled = seq_lens % shape.block_size
         begun = (filled > 0) & (filled <= query_lens)
         clears[query_start[1:][begun] - 1] = 1
-        angles = (batch.positions.to(torch.float32)[:, None] * spec.inv_freq).numpy()
+        angles = batch.positions.numpy().astype(np.float32)[:, None] * spec.inv_freq.numpy()
         scaling = np.float32(spec.rope_attention_scaling)
         return Batch(
             token_ids=batch.token_ids.numpy(),

@@ -13,6 +13,14 @@ from typing import Any
 
 import numba
 
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+
+
+def inner(**options: Any) -> Any:
+    """A decorator for functions that only compiled ones call: without the wrappers that Python would call them by,
+    whose compilation takes longer than that of the functions."""
+    return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS, **options)
+
 
 def _digest() -> str:
     sources = sorted(Path(__file__).parent.glob("*.py"))
@@ -22,13 +30,12 @@ def _digest() -> str:
 def kept(kernel: Callable[..., Any]) -> Any:
     """A compiled function that is kept where there is a place to write to: beside its source or in numba's own folder.
     What other versions of the sources left there is removed."""
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     name, digest = kernel.__qualname__, _digest()
     kernel.__qualname__ = f"{name}-{digest}"
     try:
-        compiled = numba.njit(cache=True, **options)(kernel)
+        compiled = numba.njit(cache=True, **_OPTIONS)(kernel)
     except (RuntimeError, OSError):
-        return numba.njit(**options)(kernel)
+        return numba.njit(**_OPTIONS)(kernel)
     for file in Path(compiled.stats.cache_path).glob(f"*.{name}-*.nb?"):
         if digest not in file.name:
             file.unlink(missing_ok=True)

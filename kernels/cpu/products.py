@@ -15,12 +15,11 @@ fast as 8, and with 8 the rounding of rows would cost ten times the accuracy tha
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 from numba.core import types
 from numba.extending import overload
 
-from kernels.cpu.compiled import kept
+from kernels.cpu.compiled import inner, kept
 from kernels.cpu.elementwise import largest_magnitude
 from kernels.cpu.team import claim
 from kernels.cpu.vectors import LANES, TILE_ROWS, TILE_VECTORS, panel_tile
@@ -47,7 +46,7 @@ AT, INPUTS, OUTPUTS, PER_OUTPUT, BIAS = range(5)
 bias among the parameters (-1: none)."""
 
 
-@numba.njit(nogil=True, error_model="numpy")
+@inner()
 def multiply(counters, phase, threads, weights, matrix, rows, work, y):
     """y[rows, outputs] = x[rows, inputs] · matrixᵀ: this thread's share of a phase.
 
@@ -78,7 +77,7 @@ def multiply(counters, phase, threads, weights, matrix, rows, work, y):
                 row += count
 
 
-@numba.njit(nogil=True)
+@inner()
 def row_levels(inputs):
     """Levels of an int16 row to each side of zero, such that no sum over ``inputs`` of them with int8 overflows."""
     return min(_MOST_ROW_LEVELS, 0x7FFFFFFF // (127 * inputs))
@@ -117,7 +116,7 @@ def _put_as(x, at, values, count, inputs, scales, row):
     return quantise
 
 
-@numba.njit(nogil=True, error_model="numpy", fastmath=REORDER)
+@inner(fastmath=REORDER)
 def put_row(work, row, values, count, inputs):
     """Make ``values`` the input row ``row`` of the next product."""
     _put(work.x, row * inputs, values, count, inputs, work.x_scales, row)
@@ -131,7 +130,7 @@ def padded_outputs(outputs: int) -> int:
     return -(-outputs // PANEL) * PANEL
 
 
-@numba.njit(nogil=True)
+@inner()
 def place_of(output, k, inputs, step):
     """Where the number of an output and an input lies in a packed matrix."""
     return output // LANES * LANES * inputs + k // step * LANES * step + output % LANES * step + k % step

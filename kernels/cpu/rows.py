@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-import numba
 import numpy as np
 from numba.core import types
 from numba.extending import overload
 
+from kernels.cpu.compiled import inner
 from kernels.cpu.elementwise import silu_product
 from kernels.cpu.products import REORDER, put_row
 from kernels.cpu.vectors import bits_of
@@ -35,7 +35,7 @@ def _as_stored(value, storage):
     return nearest
 
 
-@numba.njit(nogil=True, error_model="numpy", fastmath=REORDER)
+@inner(fastmath=REORDER)
 def add_row(stream, at, y, y_at, size, parameters, bias):
     """stream += y + bias"""
     if bias >= 0:
@@ -46,7 +46,7 @@ def add_row(stream, at, y, y_at, size, parameters, bias):
             stream[at + i] += y[y_at + i]
 
 
-@numba.njit(nogil=True, error_model="numpy", fastmath=REORDER)
+@inner(fastmath=REORDER)
 def norm_row(values, at, size, parameters, weight, eps, out, out_at):
     """RMSNorm (Zhang, Sennrich 2019): out = x / sqrt(mean(x²) + eps) · weight."""
     squares = _ZERO
@@ -57,7 +57,7 @@ def norm_row(values, at, size, parameters, weight, eps, out, out_at):
         out[out_at + i] = values[at + i] * scale * parameters[weight + i]
 
 
-@numba.njit(nogil=True, error_model="numpy", fastmath=REORDER)
+@inner(fastmath=REORDER)
 def rotate_row(values, at, half, cos, sin, angle):
     """Rotary positions of one head, in place: pairs (i, i + half)."""
     for i in range(half):
@@ -66,7 +66,7 @@ def rotate_row(values, at, half, cos, sin, angle):
         values[at + half + i] = second * cos[angle + i] + first * sin[angle + i]
 
 
-@numba.njit(nogil=True, error_model="numpy", fastmath=REORDER)
+@inner(fastmath=REORDER)
 def activate_row(work, row, y, at, size, inputs, parameters, bias, scratch):
     """SiLU(gate) · up of one row [gate | up], as the next product's input."""
     if bias >= 0:

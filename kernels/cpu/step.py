@@ -26,7 +26,7 @@ import numba
 import numpy as np
 
 from kernels.cpu.attention import attend, clear_behind, write_row
-from kernels.cpu.compiled import kept
+from kernels.cpu.compiled import inner, kept
 from kernels.cpu.products import AT, BIAS, INPUTS, OUTPUTS, PER_OUTPUT, multiply, place_of, put_row
 from kernels.cpu.rows import activate_row, add_row, norm_row, rotate_row
 from kernels.cpu.team import claim, meet
@@ -124,7 +124,7 @@ class Scratch(NamedTuple):
     values: np.ndarray
 
 
-@numba.njit(nogil=True)
+@inner()
 def _rows_of(counters, phase, threads, rows):
     """First and last row of the next unit of a phase of rows; both the same when there is none."""
     units = min(rows, threads * UNITS_OF_ROWS) if threads > 1 else 1
@@ -149,7 +149,7 @@ def _read_number(weights, place, output):
     return lambda weights, place, output: weights.packed[place]
 
 
-@numba.njit(nogil=True, error_model="numpy")
+@inner()
 def _embed(counters, phase, threads, shape, weights, batch, work):
     matrix = weights.matrices[MATRICES_PER_LAYER * shape.layers + 1]
     rows = batch.token_ids.shape[0]
@@ -164,7 +164,7 @@ def _embed(counters, phase, threads, shape, weights, batch, work):
                 work.stream[row * shape.hidden + k] = read_number(weights, place, matrix[PER_OUTPUT] + token)
 
 
-@numba.njit(nogil=True, error_model="numpy")
+@inner()
 def _norm_rows(counters, phase, threads, shape, weights, rows, work, scratch, previous, norm, matrix):
     """Add the product before (``previous``: its matrix, -1: none) to the stream; norm it for the product with
     ``matrix``."""
@@ -182,7 +182,7 @@ def _norm_rows(counters, phase, threads, shape, weights, rows, work, scratch, pr
             put_row(work, row, scratch.row, hidden, inputs)
 
 
-@numba.njit(nogil=True, error_model="numpy")
+@inner()
 def _place_rows(counters, phase, threads, shape, weights, batch, work, layer, storage, layer_at):
     """Bias, q/k norm and rotary of q and k in place; keys and values into their slots."""
     columns, matrix = weights.layer_table[layer], weights.matrices[MATRICES_PER_LAYER * layer + QKV]
@@ -212,7 +212,7 @@ def _place_rows(counters, phase, threads, shape, weights, batch, work, layer, st
                 clear_behind(shape, storage, layer_at, slot // shape.block_size, slot % shape.block_size + 1)
 
 
-@numba.njit(nogil=True, error_model="numpy")
+@inner()
 def _attended_rows(counters, phase, threads, shape, weights, work, rows, matrix):
     size = shape.query_size
     while True:
@@ -223,7 +223,7 @@ def _attended_rows(counters, phase, threads, shape, weights, work, rows, matrix)
             put_row(work, row, work.attended[row * size : (row + 1) * size], size, weights.matrices[matrix, INPUTS])
 
 
-@numba.njit(nogil=True, error_model="numpy")
+@inner()
 def _activated_rows(counters, phase, threads, shape, weights, work, rows, matrix, scratch):
     """``matrix``: of the product that follows; the one before has [gate | up] as outputs."""
     before, inputs = weights.matrices[matrix - 1], weights.matrices[matrix, INPUTS]
@@ -238,7 +238,7 @@ def _activated_rows(counters, phase, threads, shape, weights, work, rows, matrix
             )
 
 
-@numba.njit(nogil=True, error_model="numpy")
+@inner()
 def _wanted_rows(counters, phase, threads, shape, weights, batch, work, scratch, matrix):
     """The rows whose logits are wanted, as the head's input; the product behind the last layer is not in the stream."""
     rows, hidden = batch.logits_rows.shape[0], shape.hidden

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import numba
 import numpy as np
 
 from kernels.cpu.atomics import fetch_add, give_way, load_shared, relax
+from kernels.cpu.compiled import inner
 
 LINE = 8
 """int64 numbers in a cache line: a counter each, so that counters do not slow each other down."""
@@ -26,13 +26,13 @@ SPINS = 2_000
 """Looks at a counter before a waiting thread lets others have its core: some 50 µs, more than phases differ by."""
 
 
-@numba.njit(nogil=True)
+@inner()
 def claim(counters, phase):
     """The next unit of a phase that nobody has taken yet; there is no end to them."""
     return fetch_add(counters, (phase + 1) * LINE, 1)
 
 
-@numba.njit(nogil=True)
+@inner()
 def meet(counters, threads):
     """Wait until all threads are here. What each wrote before is then visible to all."""
     if threads == 1:
