@@ -86,7 +86,7 @@ class CpuBackend:
         _move(host, storage, pairs)
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
-        storage, weights = self._kv(), self.weights
+        weights, storage = self.weights, self._kv()
         shape = self._shape
         assert shape is not None
         rows, wanted = batch.num_tokens, batch.logits_rows.shape[0]
@@ -98,7 +98,7 @@ class CpuBackend:
         phases, numbers = counters(num_phases(shape.layers)), storage.view(-1)
         kv = numbers.numpy() if self.spec.dtype == torch.float32 else numbers.view(torch.int16).numpy().view(np.uint16)
         self._team.run(
-            lambda thread: forward(phases, self._team.threads, shape, weights, step, work, scratch[thread], kv)
+            phases, lambda thread: forward(phases, self._team.threads, shape, weights, step, work, scratch[thread], kv)
         )
         return torch.from_numpy(logits).view(wanted, vocab)[:, : self.spec.vocab_size]
 

@@ -6,6 +6,7 @@ all files of this folder, so the name under which they are kept carries a digest
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +15,13 @@ from typing import Any
 import numba
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+_INNER: dict[str, Any] = _OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 def inner(**options: Any) -> Any:
     """A decorator for functions that only compiled ones call: without the wrappers that Python would call them by,
     whose compilation takes longer than that of the functions."""
-    return numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **_OPTIONS, **options)
+    return numba.njit(**_INNER, **options)
 
 
 def _digest() -> str:
@@ -29,17 +31,30 @@ def _digest() -> str:
 
 def kept(kernel: Callable[..., Any]) -> Any:
     """A compiled function that is kept where there is a place to write to: beside its source or in numba's own folder.
-    What other versions of the sources left there is removed."""
+    What other versions of the sources left there is removed. A disk that is full or fails costs compiling anew."""
     name, digest = kernel.__qualname__, _digest()
     kernel.__qualname__ = f"{name}-{digest}"
     try:
         compiled = numba.njit(cache=True, **_OPTIONS)(kernel)
     except (RuntimeError, OSError):
         return numba.njit(**_OPTIONS)(kernel)
+    cache = compiled._cache  # numba saves after compiling, in the call, and lets its errors out
+    cache.load_overload = _without_disk_errors(cache.load_overload)
+    cache.save_overload = _without_disk_errors(cache.save_overload)
     for file in Path(compiled.stats.cache_path).glob(f"*.{name}-*.nb?"):
         if digest not in file.name:
-            file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                file.unlink()
     return compiled
+
+
+def _without_disk_errors(action: Callable[..., Any]) -> Callable[..., Any]:
+    def attempt(*args: Any) -> Any:
+        with contextlib.suppress(OSError):
+            return action(*args)
+        return None
+
+    return attempt
 
 
 def is_ready(kernel: Any) -> bool:

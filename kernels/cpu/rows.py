@@ -21,7 +21,7 @@ def as_stored(value, storage):
     raise NotImplementedError
 
 
-@overload(as_stored, inline="always")
+@overload(as_stored)
 def _as_stored(value, storage):
     if storage.dtype == types.float32:
         return lambda value, storage: value

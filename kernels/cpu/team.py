@@ -13,7 +13,7 @@ Who computes a unit has no influence on its result.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from kernels.cpu.compiled import inner
 
 LINE = 8
 """int64 numbers in a cache line: a counter each, so that counters do not slow each other down."""
+GIVEN_UP = 1
+"""Place of a flag: a thread will not come, nobody waits for it any more."""
 SPINS = 2_000
 """Looks at a counter before a waiting thread lets others have its core: some 50 µs, more than phases differ by."""
 
@@ -39,7 +41,7 @@ def meet(counters, threads):
         return
     goal = (fetch_add(counters, 0, 1) // threads + 1) * threads
     spins = 0
-    while load_shared(counters, 0) < goal:
+    while load_shared(counters, 0) < goal and load_shared(counters, GIVEN_UP) == 0:
         relax()
         spins += 1
         if spins > SPINS:
@@ -53,13 +55,31 @@ class Team:
         self.threads = threads
         self._others = ThreadPoolExecutor(threads - 1, thread_name_prefix="cpu-kernels") if threads > 1 else None
 
-    def run(self, work: Callable[[int], None]) -> None:
-        """Call ``work`` with 0 … ``threads`` - 1, all at once; it has to release the interpreter's lock."""
+    def run(self, counters: np.ndarray, work: Callable[[int], None]) -> None:
+        """Call ``work`` with 0 … ``threads`` - 1, all at once; it has to release the interpreter's lock, and meets by
+        ``counters``. What one raises is raised here when all have come to an end: they no longer wait for it, and what
+        they computed is void."""
         if self._others is None:
             work(0)
             return
-        running = [self._others.submit(work, thread) for thread in range(1, self.threads)]
-        work(0)
+
+        def attempt(thread: int) -> None:
+            try:
+                work(thread)
+            except BaseException:
+                counters[GIVEN_UP] = 1
+                raise
+
+        running: list[Future[None]] = []
+        try:
+            for thread in range(1, self.threads):
+                running.append(self._others.submit(attempt, thread))
+            work(0)
+        except BaseException:
+            counters[GIVEN_UP] = 1
+            raise
+        finally:
+            wait(running)
         for other in running:
             other.result()
 
@@ -69,5 +89,5 @@ class Team:
 
 
 def counters(phases: int) -> np.ndarray:
-    """Shared by the threads of one run: place 0 counts arrivals, the others the units taken of a phase."""
+    """Shared by the threads of one run: the first line counts arrivals, each other the units taken of a phase."""
     return np.zeros((phases + 1) * LINE, dtype=np.int64)
