@@ -21,6 +21,7 @@ int8       int16       pairs of neighbours in k, exact in int32: ``vpdpwssd``, `
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,8 @@ HAS_PMADDWD = bool(_FEATURES.get("avx2"))
 if HAS_VNNI:
     # Without it LLVM makes most vpdpwssd of a tile into two instructions on Intel's CPUs, to shorten a chain of sums
     # that is not what a tile of so many waits for.
-    numba.config.CPU_FEATURES = f"{numba.config.CPU_FEATURES or binding.get_host_cpu_features().flatten()},+fast-dpwssd"
+    _compiled_for = os.environ.get("NUMBA_CPU_FEATURES") or binding.get_host_cpu_features().flatten()
+    numba.config.CPU_FEATURES = f"{_compiled_for},+fast-dpwssd"  # type: ignore[attr-defined]
 
 I16, I32, F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 INTP = ir.IntType(64)
