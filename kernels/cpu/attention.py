@@ -26,7 +26,7 @@ from kernels.cpu.rows import as_stored
 from kernels.cpu.team import claim
 from kernels.cpu.vectors import LANES, TILE_ROWS, prefetch, tile
 
-_scores_1, _scores_2 = (tile(vectors, add=False) for vectors in (1, 2))
+_scores_1, _scores_2 = (tile(vectors, add=False, interleaved=True) for vectors in (1, 2))
 _values_1, _values_2 = (tile(vectors, add=True) for vectors in (1, 2))
 _values_4 = tile(4, add=True, most_rows=3)
 AHEAD = 3
@@ -109,7 +109,7 @@ def _add_values(rows, weights, at, stride, storage, values_at, count, dims, out,
 
 @inner()
 def _add_scores(rows, queries, at, size, storage, keys_at, keys, out, out_at, stride):
-    """out[rows, keys] = queries[rows, size] · keys[size, keys]"""
+    """out[rows, keys] = queries[size, rows] · keys[size, keys]"""
     done = 0
     while keys - done >= 2 * LANES:
         _scores_2(rows, queries, at, size, 1, storage, keys_at + done, LANES, keys, size, out, out_at + done, stride)
@@ -126,8 +126,11 @@ def _attend_task(shape, storage, layer_at, table, window, position, tokens, head
     queries, scores, sums = scratch.queries, scratch.scores, scratch.sums
     for row in range(rows):
         source = y_at + row // group * y_row + (head * group + row % group) * size
+        first_row = row // TILE_ROWS * TILE_ROWS
+        together = min(TILE_ROWS, rows - first_row)
+        place = first_row * size + row - first_row
         for d in range(size):
-            queries[row * size + d] = y[source + d] * shape.scale
+            queries[place + d * together] = y[source + d] * shape.scale
     first = 0 if window == 0 else max(0, position - window + 1)
     begin, end = first // length, (position + tokens + length - 1) // length
     stride = (end - begin) * keys + LANES  # behind a row may be written up to a whole vector

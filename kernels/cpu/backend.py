@@ -92,7 +92,7 @@ class CpuBackend:
         rows, wanted = batch.num_tokens, batch.logits_rows.shape[0]
         vocab = int(weights.matrices[-2, 2])
         logits = np.empty(wanted * vocab, dtype=np.float32)
-        step, work = self._batch(batch, shape), self._work(rows, logits)
+        step, work = self._batch(batch, shape), self._work(rows, wanted, logits)
         longest = max(batch.seq_lens_list) if batch.seq_lens_list else int(batch.seq_lens.max())
         scratch = [self._scratch(thread, shape, longest) for thread in range(self._team.threads)]
         phases, numbers = counters(num_phases(shape.layers)), storage.view(-1)
@@ -180,13 +180,15 @@ class CpuBackend:
             sin=(np.sin(angles) * scaling).reshape(-1),
         )
 
-    def _work(self, rows: int, logits: np.ndarray) -> Work:
+    def _work(self, rows: int, wanted: int, logits: np.ndarray) -> Work:
         spec, matrices = self.spec, self.weights.matrices
+        x = self._buffer("x", max(rows, wanted) * int(matrices[:, 1].max()), self._row_dtype())
         layers = matrices[:-2]
         return Work(
             stream=self._buffer("stream", rows * spec.hidden_size, np.float32),
-            x=self._buffer("x", rows * int(matrices[:, 1].max()), activation_dtype(self.weights.packed.dtype)),
-            x_scales=self._buffer("x_scales", rows, np.float32),
+            x=x,
+            x_words=x.view(np.int32) if x.dtype == np.int16 else x,
+            x_scales=self._buffer("x_scales", max(rows, wanted), np.float32),
             y=self._buffer("y", rows * int(layers[:, 2].max()), np.float32),
             attended=self._buffer("attended", rows * spec.num_heads * spec.head_dim, np.float32),
             logits=logits,
@@ -201,11 +203,15 @@ class CpuBackend:
 
         return Scratch(
             row=buffer("row", max(shape.hidden, shape.intermediate)),
+            words=self._buffer(f"words {thread}", int(self.weights.matrices[:, 1].max()), self._row_dtype()),
             queries=buffer("queries", rows * shape.head_dim),
             scores=buffer("scores", rows * keys),
             sums=buffer("sums", rows),
             values=buffer("values", rows * shape.value_dims),
         )
+
+    def _row_dtype(self) -> np.dtype:
+        return activation_dtype(self.weights.packed.dtype)
 
     def _buffer(self, name: str, size: int, dtype: np.dtype | type) -> np.ndarray:
         """At least ``size`` numbers, and room for a vector behind them, that stay from step to step."""

@@ -18,6 +18,10 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 _INNER: dict[str, Any] = _OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
+_NOT_COMPILED = ("backend.py", "sampling.py", "weights.py")
+"""Files of this folder without a compiled function."""
+
+
 def inner(**options: Any) -> Any:
     """A decorator for functions that only compiled ones call: without the wrappers that Python would call them by,
     whose compilation takes longer than that of the functions."""
@@ -25,7 +29,7 @@ def inner(**options: Any) -> Any:
 
 
 def _digest() -> str:
-    sources = sorted(Path(__file__).parent.glob("*.py"))
+    sources = sorted(source for source in Path(__file__).parent.glob("*.py") if source.name not in _NOT_COMPILED)
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
 
 

@@ -31,6 +31,8 @@ def _emit_exp(builder: ir.IRBuilder, x: ir.Value) -> ir.Value:
     for factor in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
         series = fma(series, rest, constant(factor))
     value = builder.fadd(fma(series, builder.fmul(rest, rest), rest), constant(1.0))
+    number = builder.fcmp_ordered("ord", power, power)  # what the conversion makes of NaN is not defined
+    power = builder.select(number, power, ir.Constant(FLOATS, None))
     exponent = builder.add(builder.fptosi(power, INTS), ir.Constant(INTS, [127] * LANES))
     return builder.fmul(value, builder.bitcast(builder.shl(exponent, ir.Constant(INTS, [23] * LANES)), FLOATS))
 

@@ -22,14 +22,14 @@ from numba.extending import overload
 from kernels.cpu.compiled import inner, kept
 from kernels.cpu.elementwise import largest_magnitude
 from kernels.cpu.team import claim
-from kernels.cpu.vectors import LANES, TILE_ROWS, TILE_VECTORS, panel_tile
+from kernels.cpu.vectors import LANES, TILE_ROWS, TILE_VECTORS, panel_tile, prefetch
 
 PANEL = LANES * TILE_VECTORS
 """Outputs of a packed matrix come in multiples of it."""
 INPUTS_MULTIPLE = 2
 """Inputs of a packed matrix come in multiples of it, the longest step."""
-ROW_BLOCK = 96
-"""Rows that go through all of a matrix before the next ones do, so that they stay in the core's cache."""
+TILES_IN_BLOCK = 16
+"""Tiles of rows that go through all of a matrix before the next ones do, so that they stay in the core's cache."""
 UNITS_PER_THREAD = 12
 """Units of a phase for each thread: few enough to cost nothing, enough to even out who waits for whom."""
 _NOTHING = np.float32(1e-30)
@@ -54,27 +54,33 @@ def multiply(counters, phase, threads, weights, matrix, rows, work, y):
     """
     inputs, outputs, at = matrix[INPUTS], matrix[OUTPUTS], matrix[AT]
     step = weights.depth
-    panels = outputs // PANEL
-    row_blocks = (rows + ROW_BLOCK - 1) // ROW_BLOCK
-    groups = min(panels, max(1, threads * UNITS_PER_THREAD // row_blocks))
+    panels, tiles = outputs // PANEL, num_tiles(rows)
+    blocks = (tiles + TILES_IN_BLOCK - 1) // TILES_IN_BLOCK
+    groups = min(panels, max(1, threads * UNITS_PER_THREAD // blocks))
     while True:
         unit = claim(counters, phase)
-        if unit >= groups * row_blocks:
+        if unit >= groups * blocks:
             return
         block, group = unit // groups, unit % groups
-        first_row, end_row = block * rows // row_blocks, (block + 1) * rows // row_blocks
-        tiles = (end_row - first_row + TILE_ROWS - 1) // TILE_ROWS
+        first_tile, end_tile = block * tiles // blocks, (block + 1) * tiles // blocks
         for panel in range(group * panels // groups, (group + 1) * panels // groups):
             begin = panel * PANEL
-            row = first_row
-            for index in range(tiles):
-                count = (end_row - row) // (tiles - index)
+            share = PANEL * inputs // (end_tile - first_tile)
+            following = at + (begin + PANEL) * inputs
+            for index in range(first_tile, end_tile):
+                row, end_row = index * rows // tiles, (index + 1) * rows // tiles
+                if end_tile - first_tile > 1:  # a single tile reads once, in order: the core sees that by itself
+                    prefetch(weights.packed, following + (index - first_tile) * share, share)
                 panel_tile(
-                    count, work.x, row * inputs, inputs, step, weights.packed, at + begin * inputs, inputs * LANES,
+                    end_row - row, work.x, row * inputs, weights.packed, at + begin * inputs, inputs * LANES,
                     LANES * step, inputs // step, y, row * outputs + begin, outputs, work.x_scales, row,
                     weights.scales, matrix[PER_OUTPUT] + begin,
                 )  # fmt: skip
-                row += count
+
+
+@inner()
+def num_tiles(rows):
+    return (rows + TILE_ROWS - 1) // TILE_ROWS
 
 
 @inner()
@@ -83,43 +89,55 @@ def row_levels(inputs):
     return min(_MOST_ROW_LEVELS, 0x7FFFFFFF // (127 * inputs))
 
 
-def _put(x, at, values, count, inputs, scales, row):
-    """Store ``count`` float32 ``values`` as row ``row`` of ``x``, filled up to ``inputs``, in the type of ``x``."""
+def _words(values, count, inputs, levels, words, scales, row):
+    """``count`` float32 ``values``, filled up with zeros to ``inputs``, as the 4-byte words of an input row:
+    themselves, or pairs of int16 in ``words``."""
     raise NotImplementedError
 
 
-@overload(_put, jit_options={"fastmath": REORDER, "error_model": "numpy"})
-def _put_as(x, at, values, count, inputs, scales, row):
-    if x.dtype == types.float32:
+@overload(_words, jit_options={"fastmath": REORDER, "error_model": "numpy"})
+def _words_as(values, count, inputs, levels, words, scales, row):
+    if words.dtype == types.float32:
 
-        def copy(x, at, values, count, inputs, scales, row):
+        def copy(values, count, inputs, levels, words, scales, row):
             for k in range(count):
-                x[at + k] = values[k]
+                words[k] = values[k]
             for k in range(count, inputs):
-                x[at + k] = np.float32(0.0)
+                words[k] = np.float32(0.0)
+            return words
 
         return copy
 
-    def quantise(x, at, values, count, inputs, scales, row):
+    def quantise(values, count, inputs, levels, words, scales, row):
         magnitude, not_finite = largest_magnitude(values, 0, count), np.float32(0.0)
         for k in range(count):
             not_finite += values[k] * np.float32(0.0)
         # That is 0, or NaN where a value was not finite, which has to end the request and not to become a number.
-        levels = np.float32(row_levels(inputs))
         scales[row] = magnitude / levels + not_finite
         inverse = levels / magnitude if magnitude > _NOTHING else np.float32(0.0)
         for k in range(count):
-            x[at + k] = np.int32(np.rint(values[k] * inverse))
+            words[k] = np.int32(np.rint(values[k] * inverse))
         for k in range(count, inputs):
-            x[at + k] = 0
+            words[k] = 0
+        return words.view(np.int32)
 
     return quantise
 
 
 @inner(fastmath=REORDER)
-def put_row(work, row, values, count, inputs):
-    """Make ``values`` the input row ``row`` of the next product."""
-    _put(work.x, row * inputs, values, count, inputs, work.x_scales, row)
+def put_row(work, scratch, row, rows, values, count, inputs):
+    """Make ``values`` the input row ``row`` of the ``rows`` of the next product: interleaved with the others of its
+    tile."""
+    levels = np.float32(row_levels(inputs))
+    words = _words(values, count, inputs, levels, scratch.words, work.x_scales, row)
+    tiles = num_tiles(rows)
+    index = ((row + 1) * tiles - 1) // rows
+    first, end = index * rows // tiles, (index + 1) * rows // tiles
+    x, together = work.x_words, end - first
+    in_a_word = scratch.words.shape[0] // words.shape[0]
+    at = first * inputs // in_a_word + row - first
+    for word in range(inputs // in_a_word):
+        x[at + word * together] = words[word]
 
 
 def padded_inputs(inputs: int) -> int:

@@ -67,10 +67,10 @@ def rotate_row(values, at, half, cos, sin, angle):
 
 
 @inner(fastmath=REORDER)
-def activate_row(work, row, y, at, size, inputs, parameters, bias, scratch):
+def activate_row(work, scratch, row, rows, y, at, size, inputs, parameters, bias):
     """SiLU(gate) · up of one row [gate | up], as the next product's input."""
     if bias >= 0:
         for i in range(2 * size):
             y[at + i] += parameters[bias + i]
-    silu_product(y, at, at + size, size, scratch)
-    put_row(work, row, scratch, size, inputs)
+    silu_product(y, at, at + size, size, scratch.row)
+    put_row(work, scratch, row, rows, scratch.row, size, inputs)

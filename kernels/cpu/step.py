@@ -103,7 +103,9 @@ class Work(NamedTuple):
     stream: np.ndarray
     """[T, hidden]"""
     x: np.ndarray
-    """[T, inputs]"""
+    """[T, inputs], float32 or int16, the rows of a tile interleaved"""
+    x_words: np.ndarray
+    """Its memory by words of 4 bytes, float32 or int32."""
     x_scales: np.ndarray
     """[T]"""
     y: np.ndarray
@@ -115,9 +117,11 @@ class Work(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """A thread's own, flat float32."""
+    """A thread's own, flat float32 but ``words``."""
 
     row: np.ndarray
+    words: np.ndarray
+    """[inputs], of the type of ``x``"""
     queries: np.ndarray
     scores: np.ndarray
     sums: np.ndarray
@@ -179,7 +183,7 @@ def _norm_rows(counters, phase, threads, shape, weights, rows, work, scratch, pr
                 before = weights.matrices[previous]
                 add_row(work.stream, at, work.y, row * before[OUTPUTS], hidden, weights.parameters, before[BIAS])
             norm_row(work.stream, at, hidden, weights.parameters, norm, shape.eps, scratch.row, 0)
-            put_row(work, row, scratch.row, hidden, inputs)
+            put_row(work, scratch, row, rows, scratch.row, hidden, inputs)
 
 
 @inner()
@@ -213,14 +217,14 @@ def _place_rows(counters, phase, threads, shape, weights, batch, work, layer, st
 
 
 @inner()
-def _attended_rows(counters, phase, threads, shape, weights, work, rows, matrix):
-    size = shape.query_size
+def _attended_rows(counters, phase, threads, shape, weights, work, rows, matrix, scratch):
+    size, inputs = shape.query_size, weights.matrices[matrix, INPUTS]
     while True:
         first, last = _rows_of(counters, phase, threads, rows)
         if first == last:
             return
         for row in range(first, last):
-            put_row(work, row, work.attended[row * size : (row + 1) * size], size, weights.matrices[matrix, INPUTS])
+            put_row(work, scratch, row, rows, work.attended[row * size : (row + 1) * size], size, inputs)
 
 
 @inner()
@@ -233,9 +237,8 @@ def _activated_rows(counters, phase, threads, shape, weights, work, rows, matrix
             return
         for row in range(first, last):
             at = row * before[OUTPUTS]
-            activate_row(
-                work, row, work.y, at, shape.intermediate, inputs, weights.parameters, before[BIAS], scratch.row
-            )
+            size, bias = shape.intermediate, before[BIAS]
+            activate_row(work, scratch, row, rows, work.y, at, size, inputs, weights.parameters, bias)
 
 
 @inner()
@@ -254,7 +257,7 @@ def _wanted_rows(counters, phase, threads, shape, weights, batch, work, scratch,
                 scratch.row[i] = work.stream[row * hidden + i]
             add_row(scratch.row, 0, work.y, row * before[OUTPUTS], hidden, weights.parameters, before[BIAS])
             norm_row(scratch.row, 0, hidden, weights.parameters, weights.final_norm, shape.eps, scratch.row, 0)
-            put_row(work, index, scratch.row, hidden, inputs)
+            put_row(work, scratch, index, rows, scratch.row, hidden, inputs)
 
 
 @kept
@@ -285,7 +288,7 @@ def forward(counters, threads, shape, weights, batch, work, scratch, storage):
             attend(counters, phase + 1, shape, batch, storage, layer_at, window, y, y_row, work.attended, scratch)
             meet(counters, threads)
             phase += 2
-            _attended_rows(counters, phase, threads, shape, weights, work, rows, matrix)
+            _attended_rows(counters, phase, threads, shape, weights, work, rows, matrix, scratch)
         elif kind == DOWN:
             _activated_rows(counters, phase, threads, shape, weights, work, rows, matrix, scratch)
         else:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numba
@@ -90,6 +90,7 @@ class FloatStep:
     """float32 rows; float32 columns, or the bits of bfloat16."""
 
     accumulator = FLOATS
+    depth = 1
 
     def __init__(self, widen: bool) -> None:
         self._widen = widen
@@ -113,6 +114,7 @@ class _PairStep:
     """int16 rows and int8 columns, two neighbours in k at a time, exact in int32."""
 
     accumulator = INTS
+    depth = 2
 
     def columns(self, builder: ir.IRBuilder, pointer: ir.Value) -> ir.Value:
         narrow = load(builder, pointer, ir.VectorType(ir.IntType(8), 2 * LANES), 1)
@@ -160,6 +162,11 @@ class _Operands:
     count: ir.Value
     out: ir.Value
     out_row: ir.Value
+
+    def interleaved(self, rows: int, step: FloatStep | _PairStep) -> _Operands:
+        """With the distances of ``rows`` interleaved rows: constants, which cost no instructions in the loop."""
+        row, next_step = ir.Constant(INTP, step.depth), ir.Constant(INTP, rows * step.depth)
+        return replace(self, a_row=row, a_step=next_step)
 
 
 def _emit_tile(
@@ -219,12 +226,13 @@ def _emit_tiles(builder: ir.IRBuilder, rows: ir.Value, most_rows: int, emit: Cal
     builder.position_at_end(end)
 
 
-def tile(vectors: int, add: bool, most_rows: int = TILE_ROWS) -> Any:
+def tile(vectors: int, add: bool, most_rows: int = TILE_ROWS, interleaved: bool = False) -> Any:
     """An intrinsic that multiplies 1 to ``most_rows`` rows with ``vectors`` vectors of columns over ``count`` steps.
 
     ``(rows, a, a_at, a_row, a_step, b, b_at, b_vector, b_step, count, out, out_at, out_row)``: flat arrays, the place
     of the first element in each, and how many elements further the next row, vector or step of k is. The sums go to
-    ``out``, or are added to what is there with ``add``. ``count`` is at least 1. No int8.
+    ``out``, or are added to what is there with ``add``. ``count`` is at least 1. No int8. ``interleaved``: the rows of
+    a tile lie as :func:`panel_tile` has them, and ``a_row`` and ``a_step`` are not looked at.
     """
 
     @intrinsic
@@ -237,7 +245,8 @@ def tile(vectors: int, add: bool, most_rows: int = TILE_ROWS) -> Any:
             on = _operands(context, builder, signature, args)
 
             def emit(number: int) -> None:
-                _emit_tile(builder, step, on, number, vectors, add, lambda total, row, vector: total)
+                operands = on.interleaved(number, step) if interleaved else on
+                _emit_tile(builder, step, operands, number, vectors, add, lambda total, row, vector: total)
 
             _emit_tiles(builder, args[0], most_rows, emit)
             return context.get_dummy_value()
@@ -260,36 +269,40 @@ def _operands(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir
 
 @intrinsic
 def panel_tile(
-    context: Any, rows: Any, a: Any, a_at: Any, a_row: Any, a_step: Any, b: Any, b_at: Any, b_vector: Any,
-    b_step: Any, count: Any, out: Any, out_at: Any, out_row: Any, row_scales: Any, row_at: Any, scales: Any,
-    output_at: Any,
+    context: Any, rows: Any, a: Any, a_at: Any, b: Any, b_at: Any, b_vector: Any, b_step: Any, count: Any, out: Any,
+    out_at: Any, out_row: Any, row_scales: Any, row_at: Any, scales: Any, output_at: Any,
 ) -> tuple[Any, Callable[..., Any]]:  # fmt: skip
-    """As :func:`tile` for a panel of a packed matrix. An int8 sum becomes
-    sum · scale of the output · scale of the row, ``row_scales[row_at + row]``."""
+    """As :func:`tile` for a panel of a packed matrix and interleaved rows: for each step of k the numbers of all rows
+    of the tile lie side by side. An int8 sum becomes sum · scale of the output · scale of the row,
+    ``row_scales[row_at + row]``."""
 
     def generate(context: Any, builder: ir.IRBuilder, signature: Any, args: list[ir.Value]) -> ir.Value:
-        step = _step(signature.args[5])
-        on = _operands(context, builder, signature, args[:13])
-        _, row_at, _, output_at = args[13:]
-        row_scales = address(context, builder, signature.args[13], args[13], row_at)
-        scales = address(context, builder, signature.args[15], args[15], output_at)
+        kinds = signature.args
+        rows, a, a_at, b, b_at, b_vector, b_step, count, out, out_at, out_row, *scaling = args
+        step, zero = _step(kinds[3]), ir.Constant(INTP, 0)
+        on = _Operands(
+            address(context, builder, kinds[1], a, a_at), zero, zero,
+            address(context, builder, kinds[3], b, b_at), b_vector, b_step, count,
+            address(context, builder, kinds[8], out, out_at), out_row,
+        )  # fmt: skip
+        row_scales = address(context, builder, kinds[11], scaling[0], scaling[1])
+        scales = address(context, builder, kinds[13], scaling[2], scaling[3])
 
         def finish(total: ir.Value, row: int, vector: int) -> ir.Value:
             if step.accumulator is FLOATS:
                 return total
-            first = [ir.Constant(INTP, vector * LANES)]
-            scale = load(builder, builder.gep(scales, first), FLOATS, 4)
+            scale = load(builder, builder.gep(scales, [ir.Constant(INTP, vector * LANES)]), FLOATS, 4)
             row_scale = splat(builder, builder.load(builder.gep(row_scales, [ir.Constant(INTP, row)])), FLOATS)
             return builder.fmul(builder.sitofp(total, FLOATS), builder.fmul(scale, row_scale))
 
         def emit(number: int) -> None:
-            _emit_tile(builder, step, on, number, TILE_VECTORS, False, finish)
+            _emit_tile(builder, step, on.interleaved(number, step), number, TILE_VECTORS, False, finish)
 
-        _emit_tiles(builder, args[0], TILE_ROWS, emit)
+        _emit_tiles(builder, rows, TILE_ROWS, emit)
         return context.get_dummy_value()
 
     size = types.intp
-    operands = (size, a, size, size, size, b, size, size, size, size, out, size, size)
+    operands = (size, a, size, b, size, size, size, size, out, size, size)
     return types.void(*operands, row_scales, size, scales, size), generate
 
 
