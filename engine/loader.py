@@ -13,6 +13,7 @@ import gc
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -82,19 +83,24 @@ def load_engine(
     folder = resolve_model(config.model, progress)
     progress("Reading the model", 0, 0)
     checkpoint = Checkpoint.open(folder)
-    codec = TextCodec.from_folder(folder)
-    draft = _open_draft(config, checkpoint, codec, progress)
-    choice = choose_device(config)
-    threads = config.threads or usable_cores()
-    torch.set_num_threads(threads)
-    try:
-        ready = _prepare(config, checkpoint, draft, choice, progress)
-    except Exception as error:
-        if not choice.is_gpu or config.device == "cuda":
-            raise
-        # Whatever a GPU or its compiler raises, the model still runs on the CPU; asked once, not again and again.
-        choice = cpu_choice(config, f"the GPU failed ({describe(error)})")
-        ready = _prepare(config, checkpoint, draft, choice, progress)
+    # The tokenizer beside the weights: packing those leaves Python's lock to others.
+    with ThreadPoolExecutor(1, thread_name_prefix="tokenizer") as aside:
+        coming = aside.submit(TextCodec.from_folder, folder)
+        draft = None
+        if config.scheduler.draft_model is not None:
+            draft = _open_draft(config.model, config.scheduler.draft_model, checkpoint, coming.result(), progress)
+        choice = choose_device(config)
+        threads = config.threads or usable_cores()
+        torch.set_num_threads(threads)
+        try:
+            ready = _prepare(config, checkpoint, draft, choice, progress)
+        except Exception as error:
+            if not choice.is_gpu or config.device == "cuda":
+                raise
+            # Whatever a GPU or its compiler raises, the model still runs on the CPU; asked once, not again and again.
+            choice = cpu_choice(config, f"the GPU failed ({describe(error)})")
+            ready = _prepare(config, checkpoint, draft, choice, progress)
+        codec = coming.result()
     progress("Reading the weights once for their SHA-256", 0, 0)
     make_core = partial(
         EngineCore,
@@ -136,26 +142,20 @@ class _Ready:
     costs: PreemptionCosts
 
 
-def _open_draft(
-    config: EngineConfig, checkpoint: Checkpoint, codec: TextCodec, progress: Progress
-) -> Checkpoint | None:
-    """The draft model's checkpoint, where one is asked for: its tokens must be the model's. Raises
-    :class:`ModelLoadError`."""
-    name = config.scheduler.draft_model
-    if name is None:
-        return None
+def _open_draft(model: str, name: str, checkpoint: Checkpoint, codec: TextCodec, progress: Progress) -> Checkpoint:
+    """The checkpoint of the draft model ``name``: its tokens must be the model's. Raises :class:`ModelLoadError`."""
     draft = Checkpoint.open(resolve_model(name, progress))
     own, drafts = (each.spec(torch.float32).vocab_size for each in (checkpoint, draft))
     if own != drafts:
         raise ModelLoadError(
-            f"{name} cannot draft for {config.model}: the draft model has {drafts:,} tokens, the model {own:,}. Choose "
+            f"{name} cannot draft for {model}: the draft model has {drafts:,} tokens, the model {own:,}. Choose "
             "a smaller model of the same family.",
             "unsupported",
         )
     different = codec.different_token(TextCodec.from_folder(draft.folder))
     if different is not None:
         raise ModelLoadError(
-            f"{name} cannot draft for {config.model}: their tokenizers differ, first at token {different:,}. Choose a "
+            f"{name} cannot draft for {model}: their tokenizers differ, first at token {different:,}. Choose a "
             "smaller model of the same family.",
             "unsupported",
         )

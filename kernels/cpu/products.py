@@ -1,11 +1,11 @@
 """Matrices packed for vectors, and their products with the rows of a step.
 
-A matrix [outputs, inputs] is cut into vectors of neighbouring outputs, each laid out in the order in which
-:func:`kernels.cpu.vectors.tile` reads it; PANEL outputs are computed together::
+A matrix [outputs, inputs] is cut into panels of PANEL neighbouring outputs, each laid out in the order in which it is
+read, so that a product reads a matrix as one stream::
 
-    vector 0                                     vector 1
-    [ k 0: out 0 … out L-1 ][ k 1: … ] … [ k K ] [ k 0: out L … out 2L-1 ] …         float32, bfloat16
-    [ k 0,1 out 0 | k 0,1 out 1 | … ][ k 2,3 … ]                                     int8, pairs in k
+    panel 0                                                         panel 1
+    [ k 0: out 0 … out P-1 ][ k 1: out 0 … out P-1 ] … [ k K ]      [ k 0: out P … out 2P-1 ] …    float32, bfloat16
+    [ k 0,1 of out 0 | k 0,1 of out 1 | … ][ k 2,3 … ] …                                           int8, pairs in k
 
 Outputs and inputs are filled up with zeros to whole panels and steps. An int8 matrix has a scale per output
 (largest magnitude / 127), and the rows that it is multiplied with are int16 with a scale for each row:
@@ -72,8 +72,8 @@ def multiply(counters, phase, threads, weights, matrix, rows, work, y):
                 if end_tile - first_tile > 1:  # a single tile reads once, in order: the core sees that by itself
                     prefetch(weights.packed, following + (index - first_tile) * share, share)
                 panel_tile(
-                    end_row - row, work.x, row * inputs, weights.packed, at + begin * inputs, inputs * LANES,
-                    LANES * step, inputs // step, y, row * outputs + begin, outputs, work.x_scales, row,
+                    end_row - row, work.x, row * inputs, weights.packed, at + begin * inputs, LANES * step,
+                    PANEL * step, inputs // step, y, row * outputs + begin, outputs, work.x_scales, row,
                     weights.scales, matrix[PER_OUTPUT] + begin,
                 )  # fmt: skip
 
@@ -151,7 +151,7 @@ def padded_outputs(outputs: int) -> int:
 @inner()
 def place_of(output, k, inputs, step):
     """Where the number of an output and an input lies in a packed matrix."""
-    return output // LANES * LANES * inputs + k // step * LANES * step + output % LANES * step + k % step
+    return output // PANEL * PANEL * inputs + k // step * PANEL * step + output % PANEL * step + k % step
 
 
 def _pack(matrix, packed, at, inputs, step, first_output, scales, per_output):
@@ -175,7 +175,7 @@ def _pack_as(matrix, packed, at, inputs, step, first_output, scales, per_output)
                 for k in range(0, size, step):
                     for i in range(min(step, size - k)):
                         packed[place + i] = np.int32(np.rint(matrix[output, k + i] * inverse))
-                    place += LANES * step
+                    place += PANEL * step
 
         return quantise
 
@@ -183,7 +183,7 @@ def _pack_as(matrix, packed, at, inputs, step, first_output, scales, per_output)
         for output in range(matrix.shape[0]):
             place = at + place_of(first_output + output, 0, inputs, step)
             for k in range(matrix.shape[1]):
-                packed[place + k * LANES] = matrix[output, k]
+                packed[place + k * PANEL] = matrix[output, k]
 
     return copy
 
