@@ -206,6 +206,10 @@ def _prepare(
             drafting.forward(batch)
         return backends[0].forward(batch)
 
+    preparation = backends[0].preparation()
+    if preparation:
+        progress(preparation, 0, 0)
+        forward(warm_up_batch(1, block_size, choice.device))
     progress("Measuring how many tokens a step may have", 0, 0)
     step = _measure_step(config, spec, forward, choice.device, memory, max_model_len)
     move_seconds = sum(block_move_seconds(backend, memory.num_blocks, time.perf_counter) for backend in backends)

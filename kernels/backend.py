@@ -36,6 +36,10 @@ class Backend(Protocol):
     def kv_bytes_per_block(self, block_size: int) -> int:
         """Bytes that one block of ``block_size`` tokens occupies over all layers, padding of the layout included."""
 
+    def preparation(self) -> str:
+        """What the first step has to do before it computes, as a stage for people, where that can take long; empty
+        where it does not."""
+
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         """Allocate zeroed storage for the block ids 0 … ``num_blocks`` - 1; block 0, the null block, is never written
         and never read for a live position."""

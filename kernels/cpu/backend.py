@@ -12,6 +12,7 @@ import torch
 
 from kernels.backend import check_swap
 from kernels.cpu.attention import padded_lanes, rows_together
+from kernels.cpu.compiled import is_ready
 from kernels.cpu.sampling import sample
 from kernels.cpu.step import Batch, Scratch, Shape, Weights, Work, forward, num_phases
 from kernels.cpu.team import Team, counters
@@ -58,6 +59,9 @@ class CpuBackend:
 
     def kv_bytes_per_block(self, block_size: int) -> int:
         return self.spec.num_layers * self._block_values(block_size) * self.spec.dtype.itemsize
+
+    def preparation(self) -> str:
+        return "" if is_ready(forward) else "Compiling the kernels for this CPU, once: about half a minute"
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         self._storage = None

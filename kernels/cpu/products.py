@@ -158,23 +158,28 @@ def _pack(matrix, packed, at, inputs, step, first_output, scales, per_output):
     raise NotImplementedError
 
 
-@overload(_pack)
+@overload(_pack, jit_options={"fastmath": REORDER - {"arcp"}, "error_model": "numpy"})
 def _pack_as(matrix, packed, at, inputs, step, first_output, scales, per_output):
     if packed.dtype == types.int8:
 
         def quantise(matrix, packed, at, inputs, step, first_output, scales, per_output):
             outputs, size = matrix.shape
+            levels = np.zeros(inputs, dtype=np.int8)
             for output in range(outputs):
-                largest, not_finite = np.float32(0.0), np.float32(0.0)
+                row, not_finite, whole = matrix[output], np.float32(0.0), size // LANES * LANES
+                largest = largest_magnitude(row, 0, whole)  # it reads whole vectors, and a tensor may end a file
+                for k in range(whole, size):
+                    largest = max(largest, abs(row[k]))
                 for k in range(size):
-                    largest = max(largest, abs(matrix[output, k]))
-                    not_finite += matrix[output, k] * np.float32(0.0)
+                    not_finite += row[k] * np.float32(0.0)
                 scales[per_output + first_output + output] = largest / LEVELS + not_finite
                 inverse = LEVELS / largest if largest > _NOTHING else np.float32(0.0)
+                # Apart from storing, which no vector does: each neighbour has its own place.
+                for k in range(size):
+                    levels[k] = np.int32(np.rint(row[k] * inverse))
                 place = at + place_of(first_output + output, 0, inputs, step)
-                for k in range(0, size, step):
-                    for i in range(min(step, size - k)):
-                        packed[place + i] = np.int32(np.rint(matrix[output, k + i] * inverse))
+                for k in range(0, inputs, 2):
+                    packed[place], packed[place + 1] = levels[k], levels[k + 1]
                     place += PANEL * step
 
         return quantise

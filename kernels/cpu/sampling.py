@@ -1,6 +1,6 @@
 """Choosing tokens on the CPU: penalties, truncation, one uniform number a token.
 
-Rows that are plainly greedy are answered together by one argmax. Each other row is worked on alone, in numpy: its
+Rows that are plainly greedy are an argmax. Each other row is worked on alone, in numpy: its
 logits fit the core's own cache, and nothing in its result can depend on who shares the batch.
 
 Order of the steps: penalties, bias and bans on the logits; temperature; top-k; top-p over what top-k left; min-p.
@@ -32,13 +32,14 @@ _MASK64 = (1 << 64) - 1
 
 def sample(logits: torch.Tensor, sampling: SamplingBatch) -> SampledTokens:
     """One token for each row of ``logits`` [R, vocab]; the logits are not changed."""
-    logits = logits.float()
-    largest, likeliest = logits.max(dim=-1)
-    chosen = torch.where(torch.isfinite(largest), likeliest, -1)
+    raw = logits.float().numpy()
+    # numpy finds the place of a largest number with vectors, torch one by one; NaN counts as the largest.
+    tokens = np.fromiter((row.argmax() for row in raw), dtype=np.int64, count=raw.shape[0])
+    tokens[~np.isfinite(raw[np.arange(raw.shape[0]), tokens])] = -1
+    chosen = torch.from_numpy(tokens)
     special = [i for i, row in enumerate(sampling.rows) if not row.is_plain_greedy]
     if not special:
         return SampledTokens(chosen, [])
-    tokens, raw = chosen.numpy(), logits.numpy()
     logprobs: list[TokenLogprobs | None] = [None] * len(sampling.rows)
     for i in special:
         row = sampling.rows[i]

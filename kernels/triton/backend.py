@@ -102,6 +102,9 @@ class TritonBackend:
     def kv_bytes_per_block(self, block_size: int) -> int:
         return self.spec.kv_bytes_per_token() * block_size
 
+    def preparation(self) -> str:
+        return "Loading the kernels of the GPU; the first start compiles them"
+
     @torch.inference_mode()
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
         spec = self.spec

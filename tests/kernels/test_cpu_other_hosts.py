@@ -34,6 +34,7 @@ def in_process(arguments: list[str], features: str, environment: dict[str, str])
     return result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("lanes", "features", "compiled_for"),
@@ -66,7 +67,7 @@ from numba import types
 from kernels.cpu.vectors import LANES, int8_instruction, panel_tile
 
 def product(rows, a, b, count, out, row_scales, scales):
-    panel_tile(rows, a, 0, 2 * count, 2, b, 0, 32 * count, 32, count, out, 0, 64, row_scales, 0, scales, 0)
+    panel_tile(rows, a, 0, b, 0, 32, 128, count, out, 0, 64, row_scales, 0, scales, 0)
 
 rows, columns, out = (kind[::1] for kind in (types.int16, types.int8, types.float32))
 kernel = numba.njit(types.void(types.intp, rows, columns, types.intp, out, out, out))(product)
