@@ -72,7 +72,7 @@ def plan_memory(
     """
     specs = [spec] if draft is None else [spec, draft]
     weight_bytes = sum(map(_weight_bytes, specs))
-    block_bytes = sum(each.kv_bytes_per_token() for each in specs) * config.cache.block_size
+    block_bytes = sum(_block_bytes(each, config.cache.block_size, on_gpu=on_gpu) for each in specs)
     working_bytes = _working_bytes(specs)
     model_bytes = weight_bytes + working_bytes
     if available_bytes < model_bytes + 2 * block_bytes:
@@ -87,6 +87,16 @@ def plan_memory(
     host_room = host_bytes - WORKING_BYTES if on_gpu else available_bytes - taken
     num_host_blocks = _num_host_blocks(config, num_blocks, host_room, block_bytes)
     return MemoryPlan(weight_bytes, block_bytes, num_blocks, num_host_blocks, working_bytes, available_bytes)
+
+
+def _block_bytes(spec: DecoderSpec, block_size: int, *, on_gpu: bool) -> int:
+    """Over all layers. On a CPU a block is filled up to whole vectors, which counts where it is small."""
+    if on_gpu:
+        return spec.kv_bytes_per_token() * block_size
+    from kernels.cpu.attention import block_values  # where a GPU computes, numba need not be there
+
+    values = block_values(spec.num_kv_heads, spec.head_dim, block_size)
+    return spec.num_layers * values * spec.dtype.itemsize
 
 
 def _num_blocks(

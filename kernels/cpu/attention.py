@@ -39,6 +39,11 @@ def padded_lanes(size: int) -> int:
     return -(-size // LANES) * LANES
 
 
+def block_values(kv_heads: int, head_dim: int, block_size: int) -> int:
+    """Numbers of a block in one layer, those that fill up vectors included."""
+    return kv_heads * (head_dim * padded_lanes(block_size) + block_size * padded_lanes(head_dim))
+
+
 def rows_together(group: int) -> int:
     """Rows of a task: the queries of so many tokens that a tile is full, at least those of one token."""
     return max(1, TILE_ROWS // group) * group

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from kernels.backend import check_swap
-from kernels.cpu.attention import padded_lanes, rows_together
+from kernels.cpu.attention import block_values, padded_lanes, rows_together
 from kernels.cpu.compiled import is_ready
 from kernels.cpu.sampling import sample
 from kernels.cpu.step import Batch, Scratch, Shape, Weights, Work, forward, num_phases
@@ -121,10 +121,7 @@ class CpuBackend:
         return self._host_storage
 
     def _block_values(self, block_size: int) -> int:
-        """Numbers of a block in one layer (layout in :mod:`kernels.cpu.attention`)."""
-        spec = self.spec
-        keys = spec.head_dim * padded_lanes(block_size)
-        return spec.num_kv_heads * (keys + block_size * padded_lanes(spec.head_dim))
+        return block_values(self.spec.num_kv_heads, self.spec.head_dim, block_size)
 
     def _shape_of(self, num_blocks: int, block_size: int) -> Shape:
         spec = self.spec

@@ -23,6 +23,7 @@ from engine.models.architecture import spec_from_config
 from engine.models.errors import ModelLoadError
 from engine.scheduling.costs import PreemptionCosts
 from kernels.backend import Backend
+from kernels.cpu.backend import CpuBackend
 from kernels.spec import DecoderSpec, StepBatch
 
 GIB = 2**30
@@ -248,3 +249,13 @@ def test_a_containers_limits_are_the_machines(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     assert usable_cores(tmp_path) >= 1
     assert available_memory(tmp_path) > 13 * 2**20
+
+
+@pytest.mark.parametrize("block_size", [1, 5, 16])
+def test_a_block_is_counted_as_the_cpu_backend_keeps_it(block_size: int) -> None:
+    spec = llama_8b()
+    backend = CpuBackend()
+    backend._spec = spec
+    config = EngineConfig(cache=CacheConfig(block_size=block_size))
+    plan = plan_memory(spec, config, 8192, 64 * GIB, on_gpu=False)
+    assert plan.block_bytes == backend.kv_bytes_per_block(block_size)
