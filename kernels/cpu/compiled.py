@@ -35,16 +35,17 @@ def _digest() -> str:
 
 def kept(kernel: Callable[..., Any]) -> Any:
     """A compiled function that is kept where there is a place to write to: beside its source or in numba's own folder.
-    What other versions of the sources left there is removed. A disk that is full or fails costs compiling anew."""
+    What other versions of the sources left there is removed. A disk that is full or fails, and files that are damaged,
+    cost compiling anew."""
     name, digest = kernel.__qualname__, _digest()
     kernel.__qualname__ = f"{name}-{digest}"
     try:
         compiled = numba.njit(cache=True, **_OPTIONS)(kernel)
     except (RuntimeError, OSError):
         return numba.njit(**_OPTIONS)(kernel)
-    cache = compiled._cache  # numba saves after compiling, in the call, and lets its errors out
-    cache.load_overload = _without_disk_errors(cache.load_overload)
-    cache.save_overload = _without_disk_errors(cache.save_overload)
+    cache = compiled._cache  # numba loads and saves in the call, and lets whatever goes wrong out
+    cache.load_overload = _forgiving(cache.load_overload, cache.flush)
+    cache.save_overload = _forgiving(cache.save_overload, cache.flush)
     for file in Path(compiled.stats.cache_path).glob(f"*.{name}-*.nb?"):
         if digest not in file.name:
             with contextlib.suppress(OSError):
@@ -52,11 +53,19 @@ def kept(kernel: Callable[..., Any]) -> Any:
     return compiled
 
 
-def _without_disk_errors(action: Callable[..., Any]) -> Callable[..., Any]:
+def _forgiving(action: Callable[..., Any], forget: Callable[[], None]) -> Callable[..., Any]:
+    """None where ``action`` fails. Files that are damaged, as after a loss of power, are forgotten, or they would fail
+    every start."""
+
     def attempt(*args: Any) -> Any:
-        with contextlib.suppress(OSError):
+        try:
             return action(*args)
-        return None
+        except OSError:
+            return None
+        except Exception:
+            with contextlib.suppress(Exception):
+                forget()
+            return None
 
     return attempt
 

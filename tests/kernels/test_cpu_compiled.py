@@ -99,3 +99,15 @@ def test_a_disk_that_fails_costs_compiling_anew(folder: Path, monkeypatch: pytes
     assert len(kernel.signatures) == 2
     if action == "save":
         assert files(folder, "double") == before
+
+
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+def test_damaged_files_are_compiled_anew_and_mended(folder: Path, suffix: str) -> None:
+    anew(double)(1)
+    for path in folder.rglob(f"*.{suffix}"):
+        path.write_bytes(path.read_bytes()[:60])
+    assert anew(double)(21) == 42
+    third = anew(double)
+    assert third(21) == 42
+    fourth = anew(double)
+    assert fourth(21) == 42 and fourth.stats.cache_hits
