@@ -126,7 +126,8 @@ def test_the_command_runs_the_real_window_on_a_real_engine(model: Path, tmp_path
     result = json.loads(done.stdout)
     assert result["scenario"] == "kv-crunch" and result["tokens"] > 0 and result["steps"] > 0 and result["frames"] > 0
     assert not QImage(str(picture)).isNull() and result["screenshot"] == str(picture)
-    assert done.stderr == ""
+    # A model of random weights writes in any script, and Qt says which of them a font does not shape.
+    assert [line for line in done.stderr.splitlines() if not line.startswith("qt.text.font")] == []
     left = [p for kind in ("CONFIG", "DATA", "STATE") for p in (tmp_path / "home" / f"XDG_{kind}_HOME").rglob("*")]
     assert left == [], "the demo leaves nothing among the user's chats and settings"
 

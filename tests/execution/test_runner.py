@@ -7,6 +7,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from engine.execution.runner import ModelRunner, build_step_batch
 from engine.execution.sampler import sampling_row
 from engine.request import SamplingParams
 from engine.scheduling.plan import SchedulerOutput
+from kernels.cpu.products import place_of
 from kernels.spec import StepBatch
 from tests.execution.helpers import PagedModel, make_request, random_prompt
 from tests.models.families import VOCAB, SavedModel
@@ -174,12 +176,17 @@ def test_logprobs_are_handed_out_where_asked(tiny: SavedModel, model: PagedModel
 @contextlib.contextmanager
 def poisoned(model: PagedModel, token: int) -> Iterator[None]:
     """Meanwhile whatever sees ``token`` is not a number."""
-    row = model.backend.weights.embedding[token]
-    before = row.clone()
-    with torch.inference_mode():
-        row.fill_(math.nan)
-        yield
-        row.copy_(before)
+    before = model.backend.weights
+    at, inputs, outputs = (int(number) for number in before.matrices[-1][:3])
+    # A copy of its own: tied, the embedding is the head too, and a head with NaN fails every row.
+    embedding = before.packed[at : at + inputs * outputs].copy()
+    embedding[[place_of.py_func(token, k, inputs, before.depth) for k in range(inputs)]] = math.nan
+    matrices = before.matrices.copy()
+    matrices[-1, 0] = before.packed.shape[0]
+    packed = np.concatenate((before.packed, embedding))
+    model.backend._weights = before._replace(packed=packed, matrices=matrices)
+    yield
+    model.backend._weights = before
 
 
 def test_a_row_that_is_not_finite_says_so_and_fails_alone(tiny: SavedModel, model: PagedModel) -> None:

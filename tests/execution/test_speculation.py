@@ -195,9 +195,13 @@ def test_logprobs_are_those_without_drafts(tiny: SavedModel, answers: dict[str, 
 
 def keys_and_values(backend: CpuBackend, table: list[int], count: int) -> torch.Tensor:
     """[layers, count, values of a slot] of the first ``count`` tokens."""
-    storage = backend._kv()
-    layers = storage.shape[0]
-    return storage[:, table].reshape(layers, len(table) * BLOCK, -1)[:, :count]
+    shape, blocks = backend._shape, backend._kv()[:, table]  # the layout is that of kernels.cpu.attention
+    assert shape is not None
+    keys_end = shape.kv_heads * shape.head_dim * shape.block_keys
+    keys = blocks[..., :keys_end].unflatten(-1, (shape.kv_heads, shape.head_dim, shape.block_keys))[..., :BLOCK]
+    values = blocks[..., keys_end:].unflatten(-1, (shape.kv_heads, BLOCK, shape.value_dims))[..., : shape.head_dim]
+    slots = torch.cat((keys.permute(0, 1, 4, 2, 3), values.permute(0, 1, 3, 2, 4)), dim=-1)
+    return slots.flatten(1, 2)[:, :count].flatten(2)
 
 
 @pytest.mark.parametrize("params", [GREEDY, DRAWN])
