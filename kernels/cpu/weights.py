@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from kernels.cpu.products import BIAS, INPUTS_MULTIPLE, PANEL, PER_OUTPUT, pack
+from kernels.cpu.products import BIAS, PER_OUTPUT, pack, padded_inputs, padded_outputs
 from kernels.cpu.step import (
     INPUT_NORM,
     K_NORM,
@@ -56,10 +56,6 @@ def pack_decoder(spec: DecoderSpec, tensors: Mapping[str, torch.Tensor]) -> Weig
     )
 
 
-def _padded(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
-
-
 class _Packer:
     """Fills the one array of matrices from the front; room for all of them is taken at once and untouched as yet."""
 
@@ -88,7 +84,7 @@ class _Packer:
         hidden, intermediate = spec.hidden_size, spec.intermediate_size
         shapes = [(q + 2 * kv, hidden), (hidden, q), (2 * intermediate, hidden), (hidden, intermediate)]
         shapes = shapes * spec.num_layers + [(spec.vocab_size, hidden)] * (1 if spec.tie_embeddings else 2)
-        padded = [(_padded(outputs, PANEL), _padded(inputs, INPUTS_MULTIPLE)) for outputs, inputs in shapes]
+        padded = [(padded_outputs(outputs), padded_inputs(inputs)) for outputs, inputs in shapes]
         return sum(o * i for o, i in padded), sum(o for o, _ in padded)
 
     def layer(self, layer: int) -> list[int]:
@@ -116,14 +112,14 @@ class _Packer:
 
     def matrix(self, names: list[str], inputs: int, biases: list[str] | None) -> None:
         """Packs the tensors ``names`` on top of each other, and appends a row to the table of matrices."""
-        padded, first = _padded(inputs, INPUTS_MULTIPLE), 0
+        padded, first = padded_inputs(inputs), 0
         for name in names:
             tensor = self._tensors[name]
             for rows in tensor.split(_ROWS_AT_ONCE):
                 place = (padded, self.depth, first, self.scales, self._outputs)
                 pack(self._numbers(rows), self.packed, self._end, *place)
                 first += rows.shape[0]
-        outputs = _padded(first, PANEL)
+        outputs = padded_outputs(first)
         row = [self._end, padded, outputs, self._outputs, -1]
         if biases is not None:
             row[BIAS] = self.parameter([f"{name}.bias" for name in biases])
