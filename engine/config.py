@@ -87,6 +87,8 @@ class SchedulerConfig:
     """Token budget of one step; None: as many as the device computes in about 150 ms, measured at load."""
     chunked_prefill: bool = True
     """Whether a prompt may be computed over several steps, beside decodes."""
+    chunk_size: int | None = None
+    """Most tokens of one prompt in one step, where prompts come in chunks; None: as many as the budget leaves."""
     watermark: float = 0.0
     """Share of the pool that admission leaves free for the running requests to grow into."""
     ageing: float | None = None
@@ -112,6 +114,9 @@ class SchedulerConfig:
         _require(1 <= self.max_num_seqs <= 65_536, f"max_num_seqs is {self.max_num_seqs}; it must be 1 to 65,536")
         budget = self.max_num_batched_tokens
         _require(budget is None or budget >= 1, f"token_budget is {budget}; it must be at least 1")
+        _require(
+            self.chunk_size is None or self.chunk_size >= 1, f"chunk_size is {self.chunk_size}; it must be at least 1"
+        )
         _require(0.0 <= self.watermark < 1.0, f"watermark is {self.watermark}; it must be at least 0 and below 1")
         _require(self.ageing is None or self.ageing > 0, f"ageing is {self.ageing}; it must be above 0 seconds")
         for user, weight in self.user_weights.items():

@@ -13,6 +13,8 @@ import enum
 
 import msgspec
 
+from engine.config import SchedulerConfig
+
 
 class RowKind(enum.IntEnum):
     """What a row of a step computes."""
@@ -40,6 +42,16 @@ class Arrived(Event, frozen=True):
     arrival_time: float
     parent: int = 0
     """The request whose prompt it shares, where that asked for several answers."""
+    prefix: list[int] = []
+    """The first 32 bits of the chained digest of each full block of its prompt: prompts whose lists begin alike begin
+    alike. Empty without a prefix cache."""
+
+
+class Reprioritised(Event, frozen=True):
+    """A request got another priority while it waited or ran; it counts from this step on."""
+
+    request_id: int
+    priority: int
 
 
 class Admitted(Event, frozen=True):
@@ -178,6 +190,8 @@ class Reconfigured(Event, frozen=True):
     """The one that takes over when the batch has drained."""
     max_num_seqs: int = 0
     """0: as before."""
+    scheduler: SchedulerConfig | None = None
+    """All knobs as they are in force or, the discipline, wanted."""
 
 
 class BlocksAllocated(Event, frozen=True):
@@ -239,6 +253,7 @@ class Finished(Event, frozen=True):
 
 AnyEvent = (
     Arrived
+    | Reprioritised
     | Admitted
     | Deferred
     | Preempted
@@ -398,3 +413,10 @@ class Keyframe(msgspec.Struct, frozen=True, array_like=True):
     order: str = ""
     preemption: str = ""
     pending_discipline: str = ""
+    cached_parents: list[int] = []
+    """For each of ``cached_blocks`` the block whose content comes before its own in the chain of the prefix cache; 0: it
+    begins a prompt, or what came before is not cached any more."""
+    batch: BatchStarted | None = None
+    """The static batch that runs."""
+    scheduler: SchedulerConfig | None = None
+    """All knobs."""

@@ -14,8 +14,9 @@ import msgspec
 from engine.config import EngineConfig, SchedulerConfig
 from engine.events import Keyframe, StepRecord
 from engine.request import SamplingParams
+from engine.workload import EngineOptions, Workload
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_FRAME_RECORDS = 512
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
@@ -24,6 +25,32 @@ class ChatMessage(msgspec.Struct, frozen=True):
     role: str
     """``system``, ``user`` or ``assistant``."""
     content: str
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """One column of a comparison: what it changes of the engine that the others run on."""
+
+    name: str
+    options: EngineOptions
+
+
+class ComparePlan(msgspec.Struct, frozen=True):
+    """The same workloads through several variants; for each seed every variant has its turn."""
+
+    title: str
+    watch: str
+    """What to look at; may be empty."""
+    options: EngineOptions
+    """Over what the engine was loaded with, under every variant's own."""
+    variants: list[Variant]
+    baseline: str
+    """The variant to whose figures the ratios are."""
+    workloads: list[Workload]
+    """One for each seed."""
+    seeds: list[int | None]
+    warm_up: int = 1
+    objectives: dict[str, float] | None = None
+    """Of goodput, in milliseconds."""
 
 
 # Commands ------------------------------------------------------------------------------------------------------------
@@ -85,11 +112,62 @@ class Reconfigure(Command, frozen=True):
     scheduler: SchedulerConfig
 
 
+class SetPriority(Command, frozen=True):
+    """Another priority for a request that waits or runs, from the next step on; unknown ones are ignored."""
+
+    request_id: int
+    priority: int
+
+
+class SetPace(Command, frozen=True):
+    """Pause between two steps, or run on. While it pauses, requests are taken in but nothing is scheduled."""
+
+    paused: bool
+
+
+class StepOnce(Command, frozen=True):
+    """While it pauses: take one step, where there is something to do."""
+
+
+class Record(Command, frozen=True):
+    """Write every step from the next on to a run file (:mod:`engine.recording`); an empty path ends it."""
+
+    path: str
+    limit_bytes: int
+    """Where the file would grow beyond this, its oldest segments go."""
+    texts: bool = False
+    """Whether prompts and answers are kept, too."""
+
+
+class Compare(Command, frozen=True):
+    """Run a comparison once the running answers have ended; requests that come meanwhile wait until it is over."""
+
+    plan: ComparePlan
+
+
+class CancelCompare(Command, frozen=True):
+    """End the comparison after the step in progress; what is complete is its result."""
+
+
 class Shutdown(Command, frozen=True):
     pass
 
 
-AnyCommand = LoadModel | AddRequest | Abort | AckFrame | CountTokens | Reconfigure | Shutdown
+AnyCommand = (
+    LoadModel
+    | AddRequest
+    | Abort
+    | AckFrame
+    | CountTokens
+    | Reconfigure
+    | SetPriority
+    | SetPace
+    | StepOnce
+    | Record
+    | Compare
+    | CancelCompare
+    | Shutdown
+)
 
 
 # Replies -------------------------------------------------------------------------------------------------------------
@@ -204,10 +282,60 @@ class ConfigRefused(Reply, frozen=True):
     message: str
 
 
+class Paced(Reply, frozen=True):
+    """Whether the engine pauses now; the answer to :class:`SetPace`."""
+
+    paused: bool
+
+
+class RecordingFailed(Reply, frozen=True):
+    """The run file cannot be written any more; the engine goes on without."""
+
+    message: str
+
+
+class CompareProgress(Reply, frozen=True):
+    """Where a comparison is. While one goes on, ``Frame`` tells of the run in progress, each beginning with a keyframe."""
+
+    run: int
+    """The run in progress, from 0; -1: the answers that were running have yet to end."""
+    runs: int
+    name: str
+    """Its variant."""
+    seed: int | None
+    completed: int
+    """Requests that have ended."""
+    requests: int
+    warming_up: bool = False
+
+
+class CompareDone(Reply, frozen=True):
+    """The comparison is over and the engine is free, with empty queues and an empty prefix cache."""
+
+    result: bytes
+    """JSON, as ``compare --json`` writes it; empty where there is none."""
+    error: str = ""
+    """Why there is none, or not all of it."""
+
+
 class Failed(Reply, frozen=True):
     """The engine cannot go on (out of memory in a step, a device fault); the process ends after this."""
 
     message: str
 
 
-AnyReply = Hello | Loading | Ready | LoadFailed | Output | Frame | TokenCount | ConfigRefused | Failed
+AnyReply = (
+    Hello
+    | Loading
+    | Ready
+    | LoadFailed
+    | Output
+    | Frame
+    | TokenCount
+    | ConfigRefused
+    | Paced
+    | RecordingFailed
+    | CompareProgress
+    | CompareDone
+    | Failed
+)

@@ -9,7 +9,6 @@ from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QWidget
 
-from app.scope.lanes import Lanes
 from app.scope.rates import Latency, Throughput
 from app.scope.steps import StepHistory
 from app.selection import Selection
@@ -17,6 +16,7 @@ from app.theme import Theme
 from app.widgets import Card, Emptiable, EmptyState, Figure
 from engine.config import SchedulerConfig
 from engine.events import Keyframe, StepRecord
+from engine.lanes import Lanes
 from engine.run_state import RunState
 
 START_SOMETHING = "Send a message, or start a scenario in the Load panel (View ▸ Load, or Ctrl+3)"
@@ -47,17 +47,50 @@ class RunHistory:
         self.lanes.apply(record)
 
 
-@dataclass(slots=True)
-class ScopeSource:
-    """The run that the panels show. They never ask where it comes from: live, or a moment of a recording."""
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A step that was, in place of the newest: everything is shown as it was right after it."""
 
     state: RunState
+    time: float
+    """When the step ended, engine clock."""
+
+    @property
+    def step(self) -> int:
+        return self.state.step
+
+
+@dataclass(slots=True)
+class ScopeSource:
+    """The run that the panels show. They never ask where it comes from: live, or a moment of a recording.
+
+    ``history`` goes on while a moment is shown; panels cut what they take from it at :attr:`last_step` and :attr:`now`.
+    """
+
+    live_state: RunState
     history: RunHistory
+    moment: Moment | None = None
+    """Set while the past is shown."""
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     block_bytes: int = 0
     """Of one KV block; 0: not known."""
     live: bool = True
     """Whether the run goes on; without an engine the panels show how it ended."""
+
+    @property
+    def state(self) -> RunState:
+        """Requests and blocks as they are to be shown. Another object when the moment changes: never keep it."""
+        return self.moment.state if self.moment is not None else self.live_state
+
+    @property
+    def last_step(self) -> int | None:
+        """The step after which the history is to be cut; None: nowhere."""
+        return self.moment.step if self.moment is not None else None
+
+    @property
+    def now(self) -> float:
+        """The right edge of what is shown, engine clock: the end of the shown step."""
+        return self.moment.time if self.moment is not None else self.history.lanes.end
 
     @property
     def idle(self) -> bool:

@@ -8,13 +8,13 @@ from PySide6.QtCore import QEvent, QPoint, QRect, QRectF, Qt, Signal
 from PySide6.QtGui import QBrush, QColor, QKeyEvent, QMouseEvent, QPainter, QPen, QResizeEvent, QWheelEvent
 from PySide6.QtWidgets import QHBoxLayout, QScrollBar, QToolTip, QWidget
 
-from app.scope.lanes import Lane, Lanes, Span, SpanKind
 from app.scope.panel import ScopePanel, ScopeSource
 from app.scope.plot import TICK_GAP, Plot, Tick, nice_step
 from app.selection import Selection
 from app.theme import Theme, request_color
 from app.widgets import PATTERN_BRUSHES, Legend, LegendEntry, Pattern, button, paint_swatch
 from app.words import seconds_label
+from engine.lanes import Lane, Lanes, Span, SpanKind
 from engine.request import request_name
 
 FIRST_SECONDS = 4.0

@@ -22,7 +22,6 @@ from app.scope.block_grid import (
     host_looks,
 )
 from app.scope.block_map import block_sentence, host_sentence
-from app.scope.lanes import Lanes, SpanKind
 from app.scope.ledger import cell_text
 from app.scope.occupancy import bar_boxes, step_sentence
 from app.scope.panel import RunHistory
@@ -51,6 +50,7 @@ from engine.events import (
     SwappedIn,
     SwappedOut,
 )
+from engine.lanes import Lanes, SpanKind
 from engine.request import RequestStatus, SamplingParams, branch_id
 from engine.run_state import RunState
 from tests.app.scripted import TimedRunner
@@ -378,7 +378,7 @@ def test_a_rejected_request_has_a_lane_that_ends() -> None:
 
 
 def test_lanes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.scope.lanes.LANES_KEPT", 5)
+    monkeypatch.setattr("engine.lanes.LANES_KEPT", 5)
     run = Run(num_blocks=60)
     for request_id in range(1, 30):
         run.add(request_id, 10, 2)

@@ -1,4 +1,4 @@
-"""The timeline's model: a lane per request, made of spans of time spent in one state. Qt-free.
+"""The timeline's model: a lane per request, made of spans of time spent in one state. Light.
 
 ::
 
