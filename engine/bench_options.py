@@ -76,6 +76,7 @@ def add_engine_options(parser: argparse.ArgumentParser, *, discipline: bool = Tr
     group.add_argument("--max-num-seqs", type=int, metavar="N", help="most requests running at once (32)")
     group.add_argument("--token-budget", type=int, metavar="N", help="tokens per step (measured at load)")
     group.add_argument("--chunked-prefill", type=_switch, metavar="on|off")
+    group.add_argument("--chunk-size", type=int, metavar="N", help="most tokens of one prompt in a step")
     group.add_argument("--max-model-len", type=int, metavar="N", help="longest context in tokens")
     group.add_argument("--watermark", type=float, metavar="X", help="share of the pool that admission leaves free (0)")
     group.add_argument("--block-size", type=int, metavar="N", help="tokens per KV block (16)")

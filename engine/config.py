@@ -114,9 +114,8 @@ class SchedulerConfig:
         _require(1 <= self.max_num_seqs <= 65_536, f"max_num_seqs is {self.max_num_seqs}; it must be 1 to 65,536")
         budget = self.max_num_batched_tokens
         _require(budget is None or budget >= 1, f"token_budget is {budget}; it must be at least 1")
-        _require(
-            self.chunk_size is None or self.chunk_size >= 1, f"chunk_size is {self.chunk_size}; it must be at least 1"
-        )
+        chunk = self.chunk_size
+        _require(chunk is None or chunk >= 1, f"chunk_size is {chunk}; it must be at least 1")
         _require(0.0 <= self.watermark < 1.0, f"watermark is {self.watermark}; it must be at least 0 and below 1")
         _require(self.ageing is None or self.ageing > 0, f"ageing is {self.ageing}; it must be above 0 seconds")
         for user, weight in self.user_weights.items():

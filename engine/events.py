@@ -414,7 +414,7 @@ class Keyframe(msgspec.Struct, frozen=True, array_like=True):
     preemption: str = ""
     pending_discipline: str = ""
     cached_parents: list[int] = []
-    """For each of ``cached_blocks`` the block whose content comes before its own in the chain of the prefix cache; 0: it
+    """For each of ``cached_blocks`` the block whose content precedes its own in the chain of the prefix cache; 0: it
     begins a prompt, or what came before is not cached any more."""
     batch: BatchStarted | None = None
     """The static batch that runs."""

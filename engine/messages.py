@@ -295,7 +295,7 @@ class RecordingFailed(Reply, frozen=True):
 
 
 class CompareProgress(Reply, frozen=True):
-    """Where a comparison is. While one goes on, ``Frame`` tells of the run in progress, each beginning with a keyframe."""
+    """Where a comparison is. While one goes on, frames tell of the run in progress, each beginning with a keyframe."""
 
     run: int
     """The run in progress, from 0; -1: the answers that were running have yet to end."""

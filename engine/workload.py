@@ -185,6 +185,7 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     max_num_seqs: int | None = None
     token_budget: int | None = None
     chunked_prefill: bool | None = None
+    chunk_size: int | None = None
     watermark: float | None = None
     ageing: float | None = None
     user_weights: dict[str, float] | None = None

@@ -137,6 +137,7 @@ def differences(wanted: EngineConfig, running: EngineConfig) -> list[str]:
         ("max_num_seqs", lambda c: c.scheduler.max_num_seqs),
         ("token_budget", lambda c: c.scheduler.max_num_batched_tokens),
         ("chunked_prefill", lambda c: c.scheduler.chunked_prefill),
+        ("chunk_size", lambda c: c.scheduler.chunk_size),
         ("watermark", lambda c: c.scheduler.watermark),
         ("ageing", lambda c: c.scheduler.ageing),
         ("user_weights", lambda c: c.scheduler.user_weights),
