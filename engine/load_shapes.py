@@ -1,6 +1,7 @@
 """The shapes a load is made of, as plain numbers: lengths, arrivals, shares, synthetic prompts.
 
-Everything is drawn from a seed, so the same file gives the same load on every machine. Light: numpy and msgspec only.
+Everything is drawn from a seed, so the same file gives the same load on every machine. Light: msgspec, and numpy
+only where something is drawn: the engine process knows these shapes before it may load anything.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import numpy as np
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAX_DRAWN_LENGTH = 1_000_000
 """Longest prompt or answer that a distribution may give, in tokens."""
@@ -66,6 +69,8 @@ Lengths = int | list[int] | Uniform | LogNormal
 
 def draw_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> list[int]:
     """``count`` lengths in tokens. Raises :class:`ShapeError` on an impossible one, which it names."""
+    import numpy as np
+
     if isinstance(lengths, int):
         lengths = [lengths]
     if isinstance(lengths, list):
@@ -147,6 +152,8 @@ def arrival_times(count: int, arrivals: Arrivals, seed: int) -> list[float]:
     The gap before request i is gamma distributed with shape ``burstiness`` and mean 1 / rate(i), the process of
     ``vllm bench serve``; a ramp's rate is taken at progress i / (count - 1).
     """
+    import numpy as np
+
     if not arrivals.has_schedule or count == 0:
         return [0.0] * count
     if arrivals.ramp is not None:
@@ -165,6 +172,8 @@ def arrival_times(count: int, arrivals: Arrivals, seed: int) -> list[float]:
 
 def draw_shares(values: list[Any], shares: list[float], count: int, rng: np.random.Generator) -> list[Any]:
     """``count`` of ``values``, each as often as its share of the sum says. Raises :class:`ShapeError` on bad shares."""
+    import numpy as np
+
     weights = np.array(shares, dtype=np.float64)
     _require(
         bool(np.all(np.isfinite(weights)) and np.all(weights >= 0)), f"shares {shares} must be numbers of at least 0"
@@ -178,6 +187,8 @@ def synthetic_prompt(length: int, vocab_size: int, seed: int, forbidden: Collect
 
     The same arguments give the same ids on every machine. Raises :class:`ShapeError` where nothing is left to draw.
     """
+    import numpy as np
+
     _require(length >= 1, f"prompt_tokens is {length}; a prompt has at least 1 token")
     # No sorting of the whole vocabulary: the engine makes a prompt between two steps.
     ordinary = np.ones(vocab_size, dtype=np.bool_)

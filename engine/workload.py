@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.load_shapes import (
@@ -130,6 +129,8 @@ class WorkloadShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         seed = self.seed if seed is None else seed
         count = self.requests
         # One stream per quantity, so that changing one shape leaves the other draws as they were.
+        import numpy as np
+
         streams = [np.random.default_rng([seed, number]) for number in range(6)]
         prompts = draw_lengths(self.prompt_tokens, count, streams[0])
         outputs = draw_lengths(self.output_tokens, count, streams[1])
