@@ -23,7 +23,8 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.chat.conversation import Conversation
 from app.demo_plan import DemoOutcome, DemoPlan, LoadingReport
-from app.engine_bridge import EngineBridge, FramePacer
+from app.engine_bridge import EngineBridge
+from app.frame_pacer import FramePacer
 from app.main_window import MainWindow
 from app.start import delete_in_order, make_application, signals_close
 from app.theme import Theme

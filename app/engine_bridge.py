@@ -13,7 +13,6 @@ interval, and the engine sends its next step records only after the frame before
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from typing import Literal, Protocol
 
 from PySide6.QtCore import QObject, Qt, QTimer, Signal
 
+from app.frame_pacer import FramePacer
 from engine.client import EngineClient, EngineDied
 from engine.config import EngineConfig, SchedulerConfig
 from engine.events import Keyframe, StepRecord
@@ -29,7 +29,12 @@ from engine.messages import (
     AckFrame,
     AddRequest,
     AnyReply,
+    CancelCompare,
     ChatMessage,
+    Compare,
+    CompareDone,
+    ComparePlan,
+    CompareProgress,
     ConfigRefused,
     CountTokens,
     Frame,
@@ -38,8 +43,14 @@ from engine.messages import (
     Loading,
     ModelInfo,
     Output,
+    Paced,
     Ready,
     Reconfigure,
+    Record,
+    RecordingFailed,
+    SetPace,
+    SetPriority,
+    StepOnce,
     TokenCount,
 )
 from engine.request import FinishReason, SamplingParams
@@ -57,34 +68,6 @@ class Fold(Protocol):
     def restore(self, keyframe: Keyframe) -> None: ...
 
     def apply(self, record: StepRecord) -> None: ...
-
-
-class FramePacer:
-    """How long a frame waits after the one before it.
-
-    At most 30 frames a second. Where the engine computes on the CPU the window's frames cost it tokens: with few cores
-    they come slower while it works. A frame that was dear to draw is followed by a longer pause, so that drawing takes
-    about an eighth of one core at most, down to six frames a second.
-    """
-
-    FASTEST = 1 / 30
-    SLOWEST = 0.16
-    SHARE = 8.0
-
-    def __init__(self, cores: int | None = None) -> None:
-        self._cores = cores if cores is not None else (os.cpu_count() or 1)
-        self._cost = 0.0
-
-    def note_cost(self, seconds: float) -> None:
-        """Processor time of a frame on the GUI thread: where the engine has the cores, the clock says little."""
-        self._cost += 0.2 * (seconds - self._cost)
-
-    def interval(self, *, busy_on_cpu: bool) -> float:
-        """Seconds from the beginning of one frame to the beginning of the next."""
-        base = self.FASTEST
-        if busy_on_cpu:
-            base = 1 / 11 if self._cores <= 2 else 1 / 15 if self._cores <= 4 else 1 / 20 if self._cores <= 8 else base
-        return min(self.SLOWEST, max(base, self.SHARE * self._cost))
 
 
 class EngineBridge(QObject):
@@ -109,6 +92,14 @@ class EngineBridge(QObject):
     """``config`` is another, though the engine was not started anew."""
     config_refused = Signal(str)
     """Why the engine did not take what :meth:`reconfigure` asked; ``config`` is again what it runs with."""
+    paced = Signal(bool)
+    """``paused`` is another: the engine pauses, or runs on."""
+    recording_failed = Signal(str)
+    """The run file cannot be written any more; the engine goes on without."""
+    compare_progress = Signal(object)
+    """:class:`engine.messages.CompareProgress`."""
+    compare_done = Signal(object)
+    """:class:`engine.messages.CompareDone`: emitted once for every :meth:`compare`, however it ended."""
     _woken = Signal()
 
     def __init__(
@@ -125,6 +116,11 @@ class EngineBridge(QObject):
         self.config = EngineConfig()
         """What the engine was last started with, and asked to change to since: what a restart begins with."""
         self._started_with = self.config.scheduler
+        self.paused = False
+        """Whether the engine pauses, as it has confirmed."""
+        self.comparing = False
+        """Whether a comparison has the engine to itself: from its first progress on, until it is over."""
+        self._compare_asked = False
         self.pacer = pacer or FramePacer()
         self.frame_seconds = self.frame_cpu_seconds = 0.0
         """What the last frame took to drain, fold and tell, slots included, paint not: by the clock and of the core."""
@@ -132,7 +128,8 @@ class EngineBridge(QObject):
         self._client.on_activity = self._woken.emit
         self._folds: list[Fold] = []
         self._query_ids = itertools.count(1)
-        self._refused: list[Output] = []
+        self._answered_here: list[AnyReply] = []
+        """Replies to what no engine was there to answer."""
         self._last_frame = 0.0
         self._run = 0
         self._timer = QTimer(self)
@@ -168,6 +165,7 @@ class EngineBridge(QObject):
         self._timer.stop()
         self._client.close(SHUTDOWN_SECONDS)
         self._set_state("stopped")
+        self._end_control("The engine was ended before the comparison was complete.")
 
     def add_fold(self, fold: Fold) -> None:
         """Has ``fold`` follow the run from the next record on, before ``stepped`` is emitted."""
@@ -223,6 +221,35 @@ class EngineBridge(QObject):
             self._client.send(Reconfigure(scheduler))
         self.config_changed.emit()
 
+    def set_priority(self, request_id: int, priority: int) -> None:
+        """Another priority for a request that waits or runs, from the next step on; the smaller goes first."""
+        self._client.send(SetPriority(request_id, priority))
+
+    def set_paused(self, paused: bool) -> None:
+        """Has the engine pause after the step in progress, or run on; ``paced`` tells when it does."""
+        self._client.send(SetPace(paused))
+
+    def step_once(self) -> None:
+        """While the engine pauses: one step, where there is something to do."""
+        self._client.send(StepOnce())
+
+    def record(self, path: str, limit_bytes: int, texts: bool = False) -> None:
+        """Has every step from the next on written to a run file of at most ``limit_bytes``; an empty path ends it."""
+        self._client.send(Record(path, limit_bytes, texts))
+
+    def compare(self, plan: ComparePlan) -> None:
+        """Runs a comparison once the running answers have ended. Requests that are added meanwhile wait until it is
+        over. ``compare_done`` comes in any case, at once where no engine is ready."""
+        if self.state != "ready":
+            self._answer_here(CompareDone(b"", f"The engine is not ready ({self.state}): {self._hint()}."))
+            return
+        self._compare_asked = True
+        self._client.send(Compare(plan))
+
+    def cancel_compare(self) -> None:
+        """Ends the comparison after the step in progress; what is complete is its result."""
+        self._client.send(CancelCompare())
+
     def _refused_config(self, message: str) -> None:
         state = self.run_state
         in_force = replace(
@@ -241,31 +268,30 @@ class EngineBridge(QObject):
         self._client.send(CountTokens(query_id, list(messages)))
         return query_id
 
+    def _hint(self) -> str:
+        return "wait until the model is loaded" if self.state in ("starting", "loading") else "start it again"
+
     def _refuse(self, request_id: int) -> None:
-        hint = "wait until the model is loaded" if self.state in ("starting", "loading") else "start it again"
-        self._refused.append(
-            Output(
-                request_id=request_id,
-                time=time.perf_counter(),
-                token_ids=[],
-                finish_reason=FinishReason.ERROR,
-                error=f"The engine is not ready ({self.state}): {hint}, then send the request once more.",
-            )
-        )
+        message = f"The engine is not ready ({self.state}): {self._hint()}, then send the request once more."
+        self._answer_here(Output(request_id, time.perf_counter(), [], finish_reason=FinishReason.ERROR, error=message))
+
+    def _answer_here(self, reply: AnyReply) -> None:
+        self._answered_here.append(reply)
         self._schedule_frame()
 
     # Frames ------------------------------------------------------------------------------------------------------
 
     def _schedule_frame(self) -> None:
         """Many arrivals between two frames make one wake-up: the client tells only of the first that nobody polled."""
-        if self._timer.isActive() or (self.state == "stopped" and not self._refused):
+        if self._timer.isActive() or (self.state == "stopped" and not self._answered_here):
             return
         due = self._last_frame + self.pacer.interval(busy_on_cpu=self._busy_on_cpu())
         self._timer.start(max(0, round((due - time.perf_counter()) * 1000)))
 
     def _busy_on_cpu(self) -> bool:
         if self.state == "ready":
-            return bool(self.run_state.requests) and self.info is not None and self.info.device == "cpu"
+            working = bool(self.run_state.requests) and not self.paused
+            return working and self.info is not None and self.info.device == "cpu"
         return self.state in ("starting", "loading")
 
     def _frame(self) -> None:
@@ -276,10 +302,14 @@ class EngineBridge(QObject):
         self.frame_cpu_seconds = time.thread_time() - begun_cpu
 
     def _take_all(self) -> None:
-        outputs, self._refused = self._refused, []
+        arrived: list[AnyReply | EngineDied] = [*self._answered_here]
+        self._answered_here = []
+        if self.state != "stopped":
+            arrived += self._client.poll()
+        outputs: list[Output] = []
         stepped = False
-        run = self._run
-        for reply in self._client.poll() if self.state != "stopped" else []:
+        before = self._run, self.state == "stopped"
+        for reply in arrived:
             if isinstance(reply, Output):
                 outputs.append(reply)
             elif isinstance(reply, Frame):
@@ -288,7 +318,7 @@ class EngineBridge(QObject):
                 self._flush(outputs)
                 outputs = []
                 self._handle(reply)
-                if self._run != run or self.state == "stopped":
+                if (self._run, self.state == "stopped") != before:
                     return  # a slot ended or replaced the engine: the rest is of the old one
         self._flush(outputs)
         if stepped:
@@ -332,9 +362,32 @@ class EngineBridge(QObject):
             self.token_counted.emit(reply)
         elif isinstance(reply, ConfigRefused):
             self._refused_config(reply.message)
+        elif isinstance(reply, Paced):
+            self._set_paused(reply.paused)
+        elif isinstance(reply, RecordingFailed):
+            self.recording_failed.emit(reply.message)
+        elif isinstance(reply, CompareProgress):
+            self.comparing = True
+            self.compare_progress.emit(reply)
+        elif isinstance(reply, CompareDone):
+            self.comparing = self._compare_asked = False
+            self.compare_done.emit(reply)
         elif isinstance(reply, EngineDied):
             self._set_state("dead")
+            self._end_control(f"{reply.reason} The comparison is lost.")
             self.died.emit(reply)
+
+    def _set_paused(self, paused: bool) -> None:
+        if paused != self.paused:
+            self.paused = paused
+            self.paced.emit(paused)
+
+    def _end_control(self, message: str) -> None:
+        """There is no engine any more that could pause or compare; ``message`` is for who waits for a comparison."""
+        self._set_paused(False)
+        asked, self.comparing, self._compare_asked = self._compare_asked, False, False
+        if asked:
+            self.compare_done.emit(CompareDone(b"", message))
 
     def _set_state(self, state: State) -> None:
         if state != self.state:

@@ -9,7 +9,8 @@ import pytest
 from PySide6.QtCore import QObject, QTimer
 from PySide6.QtWidgets import QApplication
 
-from app.engine_bridge import EngineBridge, FramePacer
+from app.engine_bridge import EngineBridge
+from app.frame_pacer import FramePacer
 from app.main_window import MainWindow
 from app.theme import Theme
 from engine.config import EngineConfig

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.engine_bridge import EngineBridge, FramePacer
+from app.engine_bridge import EngineBridge
+from app.frame_pacer import FramePacer
 from engine.client import EngineDied
 from engine.config import EngineConfig
 from engine.messages import AckFrame, AddRequest, ChatMessage, Loading, Output
