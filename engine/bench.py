@@ -32,7 +32,7 @@ from engine.bench_options import (
 from engine.bench_report import Progress, print_table
 from engine.bench_run import PreparedRequest, WorkloadRun, prepare, warm_up_requests
 from engine.config import EngineConfig
-from engine.events import Keyframe
+from engine.events import Keyframe, StepRecord
 from engine.failures import describe, step_failure
 from engine.metrics import RunRecorder, summarise
 from engine.output_files import OutputFailure, printing, write_target
@@ -108,15 +108,17 @@ def run_bench(
     save_outputs: bool = False,
     progress: Progress | None = None,
     stop_wanted: Callable[[], bool] = lambda: False,
+    on_record: Callable[[WorkloadRun, StepRecord], None] = lambda run, record: None,
 ) -> dict[str, Any]:
-    """Run ``workload`` and return the result; ``interrupted`` and ``failure`` tell of one cut short.
+    """Run ``workload`` and return the result; ``interrupted`` and ``failure`` tell of one cut short. ``on_record`` gets
+    the record of each step, those of the warm-up too, which is a run of its own.
 
     Raises :class:`BenchFailure` where not even the warm-up runs through.
     """
     core, info = loaded.core, loaded.info
     prepared = prepare(workload, loaded.codec, info.vocab_size, info.max_model_len)
     before = warm_up_requests(prepared, warm_up, loaded.codec, info.vocab_size)
-    warmed = _warm_up(core, before, workload, progress, stop_wanted) if before else None
+    warmed = _warm_up(core, before, workload, progress, stop_wanted, on_record) if before else None
     begun = core.keyframe()
     counters = StepCounters(
         begun.totals,
@@ -136,6 +138,7 @@ def run_bench(
         counters=counters,
         stop_wanted=stop_wanted,
         on_progress=progress.running if progress else lambda run: None,
+        on_record=on_record,
     )
     failure = ""
     try:
@@ -165,6 +168,7 @@ def _warm_up(
     workload: Workload,
     progress: Progress | None,
     stop_wanted: Callable[[], bool],
+    on_record: Callable[[WorkloadRun, StepRecord], None],
 ) -> RunRecorder:
     """Run what goes before the workload. Raises :class:`BenchFailure`: nothing of it counts yet."""
     try:
@@ -176,6 +180,7 @@ def _warm_up(
             workload.arrivals.max_concurrency,
             stop_wanted=stop_wanted,
             on_progress=progress.warming_up if progress else lambda run: None,
+            on_record=on_record,
         ).run()
     except Exception as error:  # as in the run itself
         raise BenchFailure(f"the warm-up failed: {step_failure(error)}") from error

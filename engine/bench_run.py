@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from engine.events import StepRecord
 from engine.load_shapes import synthetic_prompt
 from engine.messages import Output
 from engine.metrics import RequestTimeline, RunRecorder
@@ -119,6 +120,8 @@ class WorkloadRun:
     counters: StepCounters | None = None
     stop_wanted: Callable[[], bool] = lambda: False
     on_progress: Callable[[WorkloadRun], None] = lambda run: None
+    on_record: Callable[[WorkloadRun, StepRecord], None] = lambda run, record: None
+    """Called with the record of each step, right after it."""
     recorder: RunRecorder = field(init=False)
     elapsed: float = field(init=False, default=0.0)
     """Seconds from the start to the last token or the stop."""
@@ -186,6 +189,7 @@ class WorkloadRun:
             self.recorder.record(result.record)
             if self.counters is not None:
                 self.counters.add(result.record)
+            self.on_record(self, result.record)
         outputs: list[Output] = result.outputs
         for output in outputs:
             self.recorder.output(output)
