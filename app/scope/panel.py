@@ -9,8 +9,10 @@ from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QWidget
 
+from app.scope.ledger_history import LedgerHistory
 from app.scope.rates import Latency, Throughput
 from app.scope.steps import StepHistory
+from app.scope.waits import LineHistory
 from app.selection import Selection
 from app.theme import Theme
 from app.widgets import Card, Emptiable, EmptyState, Figure
@@ -33,18 +35,24 @@ class RunHistory:
     throughput: Throughput = field(default_factory=Throughput)
     latency: Latency = field(default_factory=Latency)
     lanes: Lanes = field(default_factory=Lanes)
+    ledger: LedgerHistory = field(default_factory=LedgerHistory)
+    line: LineHistory = field(default_factory=LineHistory)
 
     def restore(self, keyframe: Keyframe) -> None:
         self.steps.restore(keyframe)
         self.throughput.restore(keyframe)
         self.latency.restore(keyframe)
         self.lanes.restore(keyframe)
+        self.ledger.restore(keyframe)
+        self.line.restore(keyframe)
 
     def apply(self, record: StepRecord) -> None:
         self.steps.apply(record)
         self.throughput.apply(record)
         self.latency.apply(record)
         self.lanes.apply(record)
+        self.ledger.apply(record)
+        self.line.apply(record)
 
 
 @dataclass(frozen=True, slots=True)
