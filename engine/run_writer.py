@@ -1,0 +1,218 @@
+"""Writes a run file (:mod:`engine.recording`) while the run goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NoReturn
+
+import msgspec
+import numpy as np
+
+from engine.events import Keyframe, StepRecord
+from engine.run_file import (
+    FORMAT_VERSION,
+    MAGIC,
+    PREFIX,
+    FrameKind,
+    Owners,
+    RecordingError,
+    RunHeader,
+    SegmentStart,
+    Text,
+    copy_range,
+    discard,
+    pack_frame,
+    temporary_beside,
+    write_all,
+)
+from engine.run_state import RunState
+
+DEFAULT_LIMIT_BYTES = 256 * 2**20
+MIN_LIMIT_BYTES = 2**20
+SEGMENT_CHANGES = 32_768
+"""Events and rows after which a segment ends: so many are folded in about 30 ms."""
+SEGMENT_STEPS = 512
+"""Steps after which it ends in any case."""
+FLUSH_BYTES = 256 * 1024
+FLUSH_SECONDS = 0.5
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class RunWriter:
+    """Writes a run as it goes on. What was added is on its way to the disk within half a second, as long as steps come;
+    call :meth:`flush` where they stop for a while.
+
+    Every method may raise :class:`RecordingError`, once: the file then keeps what it has, and whatever comes after is
+    ignored.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        header: RunHeader,
+        *,
+        limit_bytes: int = DEFAULT_LIMIT_BYTES,
+        keyframe: Keyframe | None = None,
+    ) -> None:
+        """``keyframe``: the state before the first step that is added; without one the file begins with the state
+        after it. The file takes the place of one that is there. While old segments are dropped, half of ``limit_bytes``
+        more is taken for a moment; a single segment is kept whatever its size."""
+        if limit_bytes < MIN_LIMIT_BYTES:
+            raise RecordingError(f"the limit of a run file is {limit_bytes:,} bytes; it must be {MIN_LIMIT_BYTES:,}")
+        self.path = Path(path).resolve()
+        self.limit_bytes = limit_bytes
+        self._texts = header.texts
+        self._beginning = PREFIX.pack(MAGIC, FORMAT_VERSION) + pack_frame(
+            FrameKind.HEADER, 0, 0.0, _encoder.encode(header)
+        )
+        self._state = RunState()
+        """Knows who took each block last, which keyframes do not say."""
+        self._buffer = bytearray()
+        self._size = 0
+        """Bytes in the file."""
+        self._segments: list[int] = []
+        """Where each begins."""
+        self._keyframe_bytes = self._segment_changes = self._segment_steps = 0
+        self._last_step = -1
+        self._last_time = 0.0
+        self._flushed_at = time.monotonic()
+        self._file: BinaryIO | None = None
+        with self._reporting():
+            if self.path.exists() and not self.path.is_file():
+                raise OSError(None, "this is not a file")
+            self._begin_file(0, 0)
+        if keyframe is not None:
+            self._state.restore(keyframe)
+            self._last_step, self._last_time = keyframe.step, keyframe.time
+            self._begin_segment(keyframe)
+            self.flush()
+
+    def add(self, record: StepRecord, keyframe: Callable[[], Keyframe]) -> None:
+        """Add a step, right after it; ``keyframe`` gives the state after it where that is wanted."""
+        if self._file is None:
+            return
+        if record.step <= self._last_step and self._segment_steps:
+            self._fail(f"step {record.step:,} came after step {self._last_step:,}: this is another run")
+        self._last_step, self._last_time = record.step, record.time + record.timings.total
+        if not self._segments:
+            state = keyframe()
+            self._state.restore(state)
+            self._begin_segment(state)
+        else:
+            self._state.apply(record)
+        self._append(FrameKind.RECORD, _encoder.encode(record))
+        self._segment_steps += 1
+        self._segment_changes += len(record.events) + len(record.request_ids)
+        if self._segment_is_long():
+            self._begin_segment(keyframe())
+        if len(self._buffer) >= FLUSH_BYTES or time.monotonic() - self._flushed_at >= FLUSH_SECONDS:
+            self.flush()
+
+    def text(self, request_id: int, role: str, text: str) -> None:
+        """Add a prompt, or a piece of an answer, of which the last step told; nothing where texts are not kept."""
+        if self._file is not None and self._texts and text:
+            self._append(FrameKind.TEXT, _encoder.encode(Text(request_id, role, text)))
+
+    def flush(self) -> None:
+        """Hand everything to the system: a reader sees it from here on, and it survives the end of this process."""
+        if self._file is None:
+            return
+        self._flushed_at = time.monotonic()
+        if not self._buffer:
+            return
+        with self._reporting():
+            if self._size + len(self._buffer) > self.limit_bytes:
+                self._drop_oldest()
+            write_all(self._file, self._buffer)
+            self._size += len(self._buffer)
+            self._buffer.clear()
+
+    def close(self) -> None:
+        if self._file is None:
+            return
+        self._append(FrameKind.END, b"")
+        self.flush()
+        self._file.close()
+        self._file = None
+
+    def _append(self, kind: FrameKind, payload: bytes) -> None:
+        self._buffer += pack_frame(kind, self._last_step, self._last_time, payload)
+
+    def _begin_segment(self, keyframe: Keyframe) -> None:
+        self._segments.append(self._size + len(self._buffer))
+        self._append(
+            FrameKind.KEYFRAME, _encoder.encode(SegmentStart(keyframe, _further_owners(self._state, keyframe)))
+        )
+        self._keyframe_bytes = self._size + len(self._buffer) - self._segments[-1]
+        self._segment_changes = self._segment_steps = 0
+
+    def _segment_is_long(self) -> bool:
+        if self._segment_changes >= SEGMENT_CHANGES or self._segment_steps >= SEGMENT_STEPS:
+            return True
+        steps_bytes = self._size + len(self._buffer) - self._segments[-1] - self._keyframe_bytes
+        return steps_bytes > max(self.limit_bytes // 8, self._keyframe_bytes)
+
+    def _drop_oldest(self) -> None:
+        """Rewrite the file with the newest segments alone, half of the limit at most."""
+        assert self._file is not None
+        end = self._size + len(self._buffer)
+        keep = bisect_left(self._segments, end - self.limit_bytes // 2)
+        keep = min(keep, len(self._segments) - 1)
+        if keep <= 0:
+            return
+        first = self._segments[keep]
+        if first > self._size:  # not yet in the file
+            del self._buffer[: first - self._size]
+        self._begin_file(min(first, self._size), self._size)
+        shift = first - len(self._beginning)
+        self._segments = [offset - shift for offset in self._segments[keep:]]
+
+    def _begin_file(self, begin: int, end: int) -> None:
+        """A file with the header and what the file so far has from ``begin`` to ``end`` takes its place."""
+        temporary = temporary_beside(self.path)
+        try:
+            write_all(temporary, self._beginning)
+            if self._file is not None:
+                copy_range(self._file, temporary, begin, end)
+            self._take_over(temporary)
+        except OSError:
+            discard(temporary)
+            raise
+
+    def _take_over(self, temporary: BinaryIO) -> None:
+        """The temporary file becomes the run file; whoever has the old one open keeps that."""
+        Path(temporary.name).replace(self.path)
+        if self._file is not None:
+            self._file.close()
+        self._file, self._size = temporary, temporary.tell()
+
+    @contextlib.contextmanager
+    def _reporting(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._fail(error.strerror or str(error))
+
+    def _fail(self, reason: str) -> NoReturn:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._size)  # half a frame may have been written
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+        raise RecordingError(f"{self.path} cannot be written: {reason}")
+
+
+def _further_owners(state: RunState, keyframe: Keyframe) -> Owners:
+    """Who took each block last, where the tables of ``keyframe`` do not say it: blocks that are cached or shared."""
+    told = np.zeros(state.num_blocks + 1, dtype=np.int64)
+    for request in sorted(keyframe.requests, key=lambda r: (r.arrival_time, r.request_id)):
+        told[request.blocks] = request.request_id
+    kept = state.block_hashed | (state.block_refs > 0)
+    blocks = np.flatnonzero((state.block_owner != told) & kept)
+    return Owners(blocks.astype("<i4").tobytes(), state.block_owner[blocks].astype("<i8").tobytes())
