@@ -17,21 +17,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import torch
 
-from engine.config import STARTER_MODEL, EngineConfig, SchedulerConfig
+from engine.config import SPECULATION_OFF, STARTER_MODEL, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.execution.device import DeviceChoice, choose_device, cpu_choice, make_backend
-from engine.execution.draft_model import DraftModel
 from engine.execution.host import available_memory, usable_cores
-from engine.execution.proposers import NgramProposer, Proposer
-from engine.execution.runner import ModelRunner, not_finite_cause
+from engine.execution.loaded_model import LoadedModel, StorageSize
+from engine.execution.runner import not_finite_cause
 from engine.execution.sizing import (
     SMALLEST_BUDGET,
     MemoryPlan,
     StepMeasurement,
-    block_move_seconds,
     dtype_name,
     format_bytes,
     measure_token_budget,
@@ -55,21 +55,70 @@ class LoadedEngine:
     core: EngineCore
     info: ModelInfo
     codec: TextCodec
+    config: EngineConfig
+    """What was asked for at the load."""
+    model: LoadedModel
+    size: StorageSize
+    """Of the KV storage, as the load decided it."""
     make_core: Callable[..., EngineCore]
-    """:class:`EngineCore` with all that the load decided: wants ``scheduler``; whatever else is named replaces it."""
+    """A core over the storage as it is, with all that the load decided: wants ``scheduler`` and ``drafts``, as
+    :attr:`engine.config.SchedulerConfig.speculative` names them; whatever else is named replaces it."""
 
     def fresh_core(
-        self, scheduler: SchedulerConfig, *, prefix_cache: bool | None = None, seed: int | None = None
+        self,
+        scheduler: SchedulerConfig,
+        *,
+        prefix_cache: bool | None = None,
+        seed: int | None = None,
+        block_size: int | None = None,
+        kv_blocks: int | None = None,
+        swap_blocks: int | None = None,
+        drafts_on_call: bool = True,
     ) -> EngineCore:
         """A core on the same model under other knobs, its queues and its prefix cache empty. It takes the place of
         every core before it, since all write to one KV storage. None: as at the load; so is a budget not given.
 
-        The storage stays as it is: a core reads no block that it has not written, and what a block still holds behind
-        its owner's last token does not matter (:mod:`kernels.cpu.attention` says why). Raises :class:`ConfigError`
-        for drafts that this engine was not loaded with.
+        The storage is made anew only where its size changes: a core reads no block that it has not written, and what a
+        block still holds behind its owner's last token does not matter (:mod:`kernels.cpu.attention` says why). Blocks
+        of another size are as many as hold the tokens that the pool held, unless ``kv_blocks`` says how many.
+
+        ``drafts_on_call``: whether a draft model keeps up although nobody asks for drafts yet, so that the core can
+        change to them; else it costs nothing, but they cannot be had later.
+
+        Raises :class:`ConfigError` for drafts that this engine was not loaded with, and :class:`ModelLoadError` for
+        blocks that do not fit into memory; the storage is then as before.
         """
+        drafts = scheduler.speculative
+        if drafts_on_call and self.model.draft_name is not None:
+            drafts = self.model.draft_name
+        self._resize(block_size, kv_blocks, swap_blocks)
         changes = {"prefix_cache": prefix_cache, "seed": seed, "token_budget": scheduler.max_num_batched_tokens}
-        return self.make_core(scheduler=scheduler, **{name: v for name, v in changes.items() if v is not None})
+        said = {name: value for name, value in changes.items() if value is not None}
+        return self.make_core(scheduler=scheduler, drafts=drafts, **said)
+
+    def _resize(self, block_size: int | None, kv_blocks: int | None, swap_blocks: int | None) -> None:
+        size = self.size
+        wanted = block_size or size.block_size
+        if kv_blocks is None:
+            kv_blocks = size.num_blocks * size.block_size // wanted
+        same = (wanted, kv_blocks) == (size.block_size, size.num_blocks)
+        if same and swap_blocks in (None, size.num_host_blocks):
+            self.model.resize(size)
+        else:
+            self.model.resize_to_fit(wanted, max(1, kv_blocks), swap_blocks)
+
+    def info_of(self, core: EngineCore) -> ModelInfo:
+        """What is loaded, as the core made last has it."""
+        state, size = core.keyframe(), self.model.size
+        return msgspec.structs.replace(
+            self.info,
+            num_blocks=size.num_blocks,
+            block_size=size.block_size,
+            num_host_blocks=size.num_host_blocks,
+            kv_bytes_per_block=self.model.block_bytes(),
+            max_num_seqs=state.max_num_seqs,
+            token_budget=state.token_budget,
+        )
 
 
 def load_engine(
@@ -103,43 +152,52 @@ def load_engine(
         codec = coming.result()
     progress("Reading the weights once for their SHA-256", 0, 0)
     make_core = partial(
-        EngineCore,
-        ready.runner,
-        num_blocks=ready.memory.num_blocks,
-        num_host_blocks=ready.memory.num_host_blocks,
-        costs=ready.costs,
-        block_size=config.cache.block_size,
+        _make_core,
+        ready.model,
+        ready.seconds_per_token,
         prefix_cache=config.cache.prefix_cache,
-        proposer=ready.proposer.name,
         max_model_len=ready.max_model_len,
-        vocab_size=ready.spec.vocab_size,
+        vocab_size=ready.model.spec.vocab_size,
         token_budget=ready.token_budget,
         eos_token_ids=checkpoint.eos_token_ids | (set() if codec.eos_token_id is None else {codec.eos_token_id}),
         codec=codec,
-        cache_key=_cache_key(checkpoint, ready.spec),
+        cache_key=_cache_key(checkpoint, ready.model.spec),
         seed=config.seed,
         clock=clock,
     )
-    core = make_core(scheduler=config.scheduler)
+    core = make_core(scheduler=config.scheduler, drafts=ready.model.draft_name or SPECULATION_OFF)
     info = _model_info(config, checkpoint, codec, choice, ready, threads, time.perf_counter() - begin)
     # What is loaded stays: a collection within a step need not walk through it.
     gc.collect()
     gc.freeze()
-    return LoadedEngine(core, info, codec, make_core)
+    return LoadedEngine(core, info, codec, config, ready.model, ready.model.size, make_core)
+
+
+def _make_core(
+    model: LoadedModel, seconds_per_token: float, *, scheduler: SchedulerConfig, drafts: str, **given: Any
+) -> EngineCore:
+    size, proposer = model.size, model.proposer(drafts)
+    return EngineCore(
+        model.runner(proposer),
+        scheduler=scheduler,
+        block_size=size.block_size,
+        num_blocks=size.num_blocks,
+        num_host_blocks=size.num_host_blocks,
+        costs=PreemptionCosts(seconds_per_token, model.move_seconds),
+        proposer=proposer.name,
+        **given,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class _Ready:
     """A model on its device, warmed up."""
 
-    spec: DecoderSpec
-    backend: Backend
-    runner: ModelRunner
-    proposer: Proposer
+    model: LoadedModel
     memory: MemoryPlan
     max_model_len: int
     token_budget: int
-    costs: PreemptionCosts
+    seconds_per_token: float
 
 
 def _open_draft(model: str, name: str, checkpoint: Checkpoint, codec: TextCodec, progress: Progress) -> Checkpoint:
@@ -189,34 +247,22 @@ def _prepare(
     def load(source: Checkpoint, its_spec: DecoderSpec, stage: str) -> Backend:
         backend = make_backend(choice)
         backend.load(its_spec, _Counted(source.tensors(its_spec), stage, progress))
-        backend.allocate_kv(memory.num_blocks + 1, block_size)
         return backend
 
-    backends = [load(checkpoint, spec, stage)]
-    draft = None
+    backends, specs = [load(checkpoint, spec, stage)], [spec]
     if draft_checkpoint is not None and draft_spec is not None:
         backends.append(load(draft_checkpoint, draft_spec, "Loading the draft model"))
-        draft = DraftModel(backends[1], draft_spec, block_size, config.scheduler.speculative)
-    proposer = draft or NgramProposer()
-    # The injected clock belongs to the core; how long a real step takes only a real clock tells.
-    runner = ModelRunner(backends[0], spec, block_size, proposer=proposer)
-
-    def forward(batch: StepBatch) -> torch.Tensor:
-        for drafting in backends[1:]:
-            drafting.forward(batch)
-        return backends[0].forward(batch)
-
-    preparation = backends[0].preparation()
+        specs.append(draft_spec)
+    model = LoadedModel(backends, specs, config.scheduler.speculative if draft_spec is not None else None)
+    model.allocate(block_size, memory.num_blocks)
+    preparation = model.backend.preparation()
     if preparation:
         progress(preparation, 0, 0)
-        forward(warm_up_batch(1, block_size, choice.device))
+        model.forward(warm_up_batch(1, block_size, choice.device))
     progress("Measuring how many tokens a step may have", 0, 0)
-    step = _measure_step(config, spec, forward, choice.device, memory, max_model_len)
-    move_seconds = sum(block_move_seconds(backend, memory.num_blocks, time.perf_counter) for backend in backends)
-    for backend in backends:
-        backend.allocate_host_kv(memory.num_host_blocks + 1)
-    costs = PreemptionCosts(step.seconds_per_token, move_seconds)
-    return _Ready(spec, backends[0], runner, proposer, memory, max_model_len, step.token_budget, costs)
+    step = _measure_step(config, spec, model.forward, choice.device, memory, max_model_len)
+    model.allocate_host(memory.num_host_blocks)
+    return _Ready(model, memory, max_model_len, step.token_budget, step.seconds_per_token)
 
 
 def _max_model_len(config: EngineConfig, spec: DecoderSpec) -> int:
@@ -279,16 +325,16 @@ def _model_info(
     block_size = config.cache.block_size
     return ModelInfo(
         name=_display_name(config.model),
-        architecture=ready.spec.architecture,
+        architecture=ready.model.spec.architecture,
         parameters=checkpoint.parameters,
         weights_sha256=checkpoint.sha256,
-        dtype=type_name(ready.spec),
-        kv_dtype=dtype_name(ready.spec.dtype),
+        dtype=type_name(ready.model.spec),
+        kv_dtype=dtype_name(ready.model.spec.dtype),
         device=str(choice.device),
-        backend=ready.backend.name,
+        backend=ready.model.backend.name,
         backend_reason=choice.reason,
         threads=threads,
-        vocab_size=ready.spec.vocab_size,
+        vocab_size=ready.model.spec.vocab_size,
         max_model_len=ready.max_model_len,
         num_blocks=ready.memory.num_blocks,
         block_size=block_size,

@@ -85,7 +85,7 @@ def plan_memory(
     num_blocks = _num_blocks(config, max_model_len, available_bytes, model_bytes, block_bytes, on_gpu=on_gpu)
     taken = model_bytes + (num_blocks + 1) * block_bytes
     host_room = host_bytes - WORKING_BYTES if on_gpu else available_bytes - taken
-    num_host_blocks = _num_host_blocks(config, num_blocks, host_room, block_bytes)
+    num_host_blocks = _num_host_blocks(config.cache.swap_blocks, num_blocks, host_room, block_bytes)
     return MemoryPlan(weight_bytes, block_bytes, num_blocks, num_host_blocks, working_bytes, available_bytes)
 
 
@@ -111,20 +111,45 @@ def _num_blocks(
         share = int(room * (GPU_POOL_SHARE if on_gpu else POOL_SHARE)) // block_bytes
         bounded = useful if on_gpu else min(useful, CPU_POOL_BYTES // block_bytes)
         return max(1, min(bounded, share))
-    fitting = room // block_bytes - 1
-    if asked > fitting:
-        raise ModelLoadError(
-            f"{asked:,} KV blocks of {block_size} tokens need {format_bytes((asked + 1) * block_bytes)} beside "
-            f"{format_bytes(model_bytes)} for the model, and {format_bytes(available_bytes)} are "
-            f"free: at most {fitting:,} blocks fit (--kv-blocks {fitting}).",
-            "memory",
-        )
+    _refuse_pool(asked, block_size, block_bytes, available_bytes, model_bytes, "for the model")
     return asked
 
 
-def _num_host_blocks(config: EngineConfig, num_blocks: int, room: int, block_bytes: int) -> int:
+def fit_blocks(
+    block_size: int,
+    num_blocks: int,
+    swap_blocks: int | None,
+    block_bytes: int,
+    available_bytes: int,
+    host_bytes: int | None = None,
+) -> int:
+    """The host blocks that there will be beside a pool of ``num_blocks`` of a model that is loaded already.
+
+    ``available_bytes`` are free on the device, without the pool, and ``host_bytes`` on a GPU's host; None: they are the
+    same memory. ``swap_blocks`` None: as many as the pool has, as far as memory goes. Raises :class:`ModelLoadError` of
+    kind ``memory`` where it does not fit.
+    """
+    _refuse_pool(num_blocks, block_size, block_bytes, available_bytes, WORKING_BYTES, "for the work of a step")
+    taken = (num_blocks + 1) * block_bytes
+    room = (available_bytes - taken if host_bytes is None else host_bytes) - WORKING_BYTES
+    return _num_host_blocks(swap_blocks, num_blocks, room, block_bytes)
+
+
+def _refuse_pool(
+    asked: int, block_size: int, block_bytes: int, available_bytes: int, other_bytes: int, what_for: str
+) -> None:
+    fitting = max(0, (available_bytes - other_bytes) // block_bytes - 1)
+    if asked > fitting:
+        raise ModelLoadError(
+            f"{asked:,} KV blocks of {block_size} tokens need {format_bytes((asked + 1) * block_bytes)} beside "
+            f"{format_bytes(other_bytes)} {what_for}, and {format_bytes(available_bytes)} are "
+            f"free: at most {fitting:,} blocks fit (--kv-blocks {fitting}).",
+            "memory",
+        )
+
+
+def _num_host_blocks(asked: int | None, num_blocks: int, room: int, block_bytes: int) -> int:
     """Host blocks for swapped requests. Without a given number as many as the pool has, within a share of ``room``."""
-    asked = config.cache.swap_blocks
     if asked is None:
         return max(0, min(num_blocks, int(room * HOST_SHARE) // block_bytes - 1))
     fitting = max(0, room // block_bytes - 1)
