@@ -312,6 +312,11 @@ def _deliver(target: str | None, result: dict[str, Any], out: TextIO) -> None:
 
 def _verdict(result: dict[str, Any]) -> int:
     """Say on the error output what went wrong, and give the exit code."""
+    if clipped := result["rows_clipped"]:
+        context = f"{result['max_model_len']:,} tokens"
+        print(
+            f"batchscope bench: {clipped:,} requests were clipped to the model's context of {context}", file=sys.stderr
+        )
     faults = run_faults(result)
     if result["interrupted"]:
         completed = f"{result['completed']} of {result['num_prompts']}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Sequence
 
 from engine.config import (
@@ -22,6 +23,7 @@ from engine.config import (
 from engine.metrics import parse_goodput
 from engine.output_files import target_fault
 from engine.workload import (
+    BATCHSCOPE,
     Arrivals,
     EngineOptions,
     Scenario,
@@ -61,8 +63,16 @@ def _user_weights(text: str) -> dict[str, float]:
 
 def add_workload_options(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--workload", metavar="FILE", help="a Batchscope jsonl: one request a line")
+    what.add_argument(
+        "--workload",
+        metavar="FILE",
+        help="a Batchscope jsonl, one request a line, or a trace: ShareGPT, Azure LLM, BurstGPT, Mooncake, vLLM custom",
+    )
     what.add_argument("--scenario", metavar="NAME", help=f"{', '.join(list_scenarios())}, or a .toml of yours")
+    parser.add_argument(
+        "--time-scale", type=float, metavar="X", help="requests of --workload come X times as fast as recorded (1)"
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N rows of --workload")
 
 
 def add_engine_options(parser: argparse.ArgumentParser, *, discipline: bool = True) -> None:
@@ -127,6 +137,8 @@ def check_usage(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
     if not args.workload and not args.scenario:
         names = ", ".join(list_scenarios())
         parser.error(f"nothing to run: give --workload FILE (one request a line) or --scenario NAME ({names})")
+    if args.scenario and (args.time_scale is not None or args.limit is not None):
+        parser.error("--time-scale and --limit go with --workload; a scenario says itself how many come, and when")
     for option, target in (("--json", args.json), ("--html", getattr(args, "html", None))):
         if fault := target_fault(option, target):
             parser.error(fault)
@@ -154,7 +166,9 @@ def choose(parser: argparse.ArgumentParser, args: argparse.Namespace, seeds: Seq
         scenario = load_scenario(args.scenario) if args.scenario else None
         said = {name: getattr(args, name, None) for name in EngineOptions.__struct_fields__}
         config = EngineOptions(**said).over(scenario.engine if scenario else EngineOptions()).config()
-        return Chosen(scenario, config, objectives, [_workload(args, scenario, seed) for seed in seeds])
+        workloads = [_workload(args, scenario, seed) for seed in seeds]
+        _tell_rows(workloads[0])
+        return Chosen(scenario, config, objectives, workloads)
     except UnknownScenarioError as error:
         parser.error(str(error))
     except WorkloadError:
@@ -163,13 +177,22 @@ def choose(parser: argparse.ArgumentParser, args: argparse.Namespace, seeds: Seq
         parser.error(str(error))
 
 
+def _tell_rows(workload: Workload) -> None:
+    """Say on the error output what became of a trace's rows; of our own files every row is taken."""
+    rows = workload.rows
+    if rows is not None and (rows.rejections or rows.format != BATCHSCOPE):
+        clip = "; what is longer than the model's context is clipped" if any(r.clip for r in workload.requests) else ""
+        print(f"{workload.name}: {rows.sentence()}{clip}", file=sys.stderr)
+
+
 def _workload(args: argparse.Namespace, scenario: Scenario | None, seed: int | None) -> Workload:
     """The workload under the arrivals of the command line; ``seed`` replaces the scenario's own."""
     if scenario is not None:
         workload, seed = scenario.build(seed), seed if seed is not None else scenario.seed
     else:
         seed = seed or 0
-        workload = load_workload(args.workload, seed=seed)
+        scale = 1.0 if args.time_scale is None else args.time_scale
+        workload = load_workload(args.workload, seed=seed, time_scale=scale, limit=args.limit)
     said = {
         n: v for n in ("request_rate", "burstiness", "ramp", "max_concurrency") if (v := getattr(args, n)) is not None
     }

@@ -105,6 +105,12 @@ def _count_rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     shares = (static["eta"], static["predicted_useful"], static["measured_useful"]) if static else ()
     return [
         ("completed / failed / unfinished", several("completed", "failed", "unfinished")),
+        (
+            "rows of the file read / clipped / rejected",
+            several("rows_read", "rows_clipped", "rows_rejected")
+            if result["rows_clipped"] or result["rows_rejected"]
+            else "",
+        ),
         ("duration", f"{figure(result['duration'], 2)} s"),
         ("input / output tokens", several("total_input_tokens", "total_output_tokens")),
         ("output throughput", f"{figure(result['output_throughput'])} tok/s"),

@@ -68,27 +68,36 @@ class PreparedRequest:
     request: WorkloadRequest
     prompt_token_ids: list[int]
     refusal: str = ""
+    clipped: bool = False
+    """Whether prompt or answer were shortened to the model's context."""
 
 
 def prepare(workload: Workload, codec: Codec, vocab_size: int, max_model_len: int) -> list[PreparedRequest]:
-    """Turn every prompt into ids, before the clock starts. A prompt that cannot be made refuses its request only."""
+    """Turn every prompt into ids, before the clock starts. A prompt that cannot be made refuses its request only; one
+    that may be clipped is, to ``max_model_len`` tokens with its answer."""
     prepared = []
     for request in workload.requests:
         try:
-            if request.prompt is not None:
-                ids = codec.encode(request.prompt)
-            elif request.prompt_token_ids is not None:
-                ids = list(request.prompt_token_ids)
-            elif (request.prompt_tokens or 0) > max_model_len:  # before it is made: it may be of any length
-                raise RequestError(
-                    f"prompt_tokens is {request.prompt_tokens:,}; the model's context holds {max_model_len:,}"
-                )
-            else:
-                ids = request.synthetic_ids(vocab_size, codec.special_ids)
-            prepared.append(PreparedRequest(request, ids))
+            prepared.append(_prepare(request, codec, vocab_size, max_model_len))
         except (RequestError, ValueError) as error:
             prepared.append(PreparedRequest(request, [], str(error)))
     return prepared
+
+
+def _prepare(request: WorkloadRequest, codec: Codec, vocab_size: int, max_model_len: int) -> PreparedRequest:
+    if request.prompt_tokens is not None:
+        fitted = request.clipped(request.prompt_tokens, max_model_len)
+        if (fitted.prompt_tokens or 0) > max_model_len:  # before it is made: it may be of any length
+            raise RequestError(
+                f"prompt_tokens is {request.prompt_tokens:,}; the model's context holds {max_model_len:,}"
+            )
+        ids = fitted.synthetic_ids(vocab_size, codec.special_ids)
+    else:
+        ids = list(request.prompt_token_ids or ()) if request.prompt is None else codec.encode(request.prompt)
+        fitted = request.clipped(len(ids), max_model_len)
+        if fitted is not request:
+            ids = ids[: request.longest_prompt(max_model_len)]
+    return PreparedRequest(fitted, ids, clipped=fitted is not request)
 
 
 def warm_up_requests(
@@ -133,7 +142,7 @@ class WorkloadRun:
             self.counters.start = start
         timelines = [self.recorder.expect(p.request) for p in self.prepared]
         for timeline, prepared in zip(timelines, self.prepared, strict=True):
-            timeline.prompt_tokens = len(prepared.prompt_token_ids)
+            timeline.prompt_tokens, timeline.clipped = len(prepared.prompt_token_ids), prepared.clipped
         order = sorted(range(len(timelines)), key=lambda i: (timelines[i].scheduled, i))
         pending = deque(order)
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -42,6 +42,18 @@ class Uniform(msgspec.Struct, frozen=True, tag="uniform", tag_field="kind", forb
         )
 
 
+def _check_limits(kind: str, low: int, high: int) -> None:
+    _require(
+        1 <= low <= high <= MAX_DRAWN_LENGTH,
+        f"{kind} limits {low:,} to {high:,}: need 1 ≤ low ≤ high ≤ {MAX_DRAWN_LENGTH:,}",
+    )
+
+
+def _check_number(name: str, value: float, *, zero: bool = False) -> None:
+    fits = math.isfinite(value) and (value > 0 or (zero and value == 0))
+    _require(fits, f"{name} is {value}; it must be {'at least' if zero else 'above'} 0")
+
+
 class LogNormal(msgspec.Struct, frozen=True, tag="lognormal", tag_field="kind", forbid_unknown_fields=True):
     """``median`` · exp(``sigma`` · N(0, 1)), rounded, clipped to ``low`` … ``high``: how conversations look."""
 
@@ -51,20 +63,46 @@ class LogNormal(msgspec.Struct, frozen=True, tag="lognormal", tag_field="kind", 
     high: int = 4096
 
     def __post_init__(self) -> None:
-        _require(
-            self.median > 0 and math.isfinite(self.median), f"lognormal median is {self.median}; it must be above 0"
-        )
-        _require(
-            self.sigma >= 0 and math.isfinite(self.sigma), f"lognormal sigma is {self.sigma}; it must be at least 0"
-        )
-        _require(
-            1 <= self.low <= self.high <= MAX_DRAWN_LENGTH,
-            f"lognormal limits {self.low} to {self.high}: need 1 ≤ low ≤ high ≤ {MAX_DRAWN_LENGTH:,}",
-        )
+        _check_number("lognormal median", self.median)
+        _check_number("lognormal sigma", self.sigma, zero=True)
+        _check_limits("lognormal", self.low, self.high)
 
 
-Lengths = int | list[int] | Uniform | LogNormal
+class Normal(msgspec.Struct, frozen=True, tag="normal", tag_field="kind", forbid_unknown_fields=True):
+    """``mean`` + ``deviation`` · N(0, 1), rounded, clipped to ``low`` … ``high``."""
+
+    mean: float
+    deviation: float
+    low: int = 1
+    high: int = 4096
+
+    def __post_init__(self) -> None:
+        _check_number("normal mean", self.mean)
+        _check_number("normal deviation", self.deviation, zero=True)
+        _check_limits("normal", self.low, self.high)
+
+
+class Exponential(msgspec.Struct, frozen=True, tag="exponential", tag_field="kind", forbid_unknown_fields=True):
+    """Exponentially distributed with ``mean``, rounded, clipped to ``low`` … ``high``: many short, few long."""
+
+    mean: float
+    low: int = 1
+    high: int = 4096
+
+    def __post_init__(self) -> None:
+        _check_number("exponential mean", self.mean)
+        _check_limits("exponential", self.low, self.high)
+
+
+Lengths = int | list[int] | Uniform | LogNormal | Normal | Exponential
 """A constant, an explicit list that is gone through in turn, or a distribution."""
+
+
+def longest(lengths: Lengths) -> int:
+    """The largest length that may come, in tokens; 0 of an empty list."""
+    if isinstance(lengths, int):
+        return lengths
+    return max(lengths, default=0) if isinstance(lengths, list) else lengths.high
 
 
 def draw_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> list[int]:
@@ -83,7 +121,12 @@ def draw_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> list
         return list(itertools.islice(itertools.cycle(lengths), count))
     if isinstance(lengths, Uniform):
         return [int(n) for n in rng.integers(lengths.low, lengths.high + 1, size=count)]
-    drawn = lengths.median * np.exp(lengths.sigma * rng.standard_normal(count))
+    if isinstance(lengths, LogNormal):
+        drawn = lengths.median * np.exp(lengths.sigma * rng.standard_normal(count))
+    elif isinstance(lengths, Normal):
+        drawn = lengths.mean + lengths.deviation * rng.standard_normal(count)
+    else:
+        drawn = rng.exponential(lengths.mean, size=count)
     return [int(n) for n in np.clip(np.rint(drawn), lengths.low, lengths.high)]
 
 
@@ -182,10 +225,18 @@ def draw_shares(values: list[Any], shares: list[float], count: int, rng: np.rand
     return [values[i] for i in rng.choice(len(values), size=count, p=weights / weights.sum())]
 
 
-def synthetic_prompt(length: int, vocab_size: int, seed: int, forbidden: Collection[int] = ()) -> list[int]:
+def synthetic_prompt(
+    length: int,
+    vocab_size: int,
+    seed: int,
+    forbidden: Collection[int] = (),
+    *,
+    prefix: Sequence[tuple[int, int]] = (),
+) -> list[int]:
     """``length`` ordinary token ids, drawn evenly from the vocabulary without ``forbidden`` (the special ids).
 
-    The same arguments give the same ids on every machine. Raises :class:`ShapeError` where nothing is left to draw.
+    ``prefix``: (tokens, seed) of the pieces that it begins with; what they leave is drawn from ``seed``. The same
+    arguments give the same ids on every machine. Raises :class:`ShapeError` where nothing is left to draw.
     """
     import numpy as np
 
@@ -195,5 +246,8 @@ def synthetic_prompt(length: int, vocab_size: int, seed: int, forbidden: Collect
     ordinary[[i for i in forbidden if i < vocab_size]] = False
     allowed = np.flatnonzero(ordinary)
     _require(len(allowed) > 0, f"all {vocab_size} tokens of the vocabulary are special: no ordinary prompt can be made")
-    rng = np.random.default_rng([seed, 0x9207])
-    return [int(i) for i in allowed[rng.integers(0, len(allowed), size=length)]]
+    ids: list[int] = []
+    for tokens, piece_seed in (*prefix, (length, seed)):
+        rng = np.random.default_rng([piece_seed, 0x9207])
+        ids += allowed[rng.integers(0, len(allowed), size=min(tokens, length - len(ids)))].tolist()
+    return ids

@@ -57,6 +57,8 @@ class RequestTimeline:
     error: str = ""
     cached_tokens: int = 0
     preemptions: int = 0
+    clipped: bool = False
+    """Whether prompt or answer were shortened to the model's context."""
 
     @property
     def completed(self) -> bool:
@@ -209,7 +211,7 @@ def most_at_once(timelines: Iterable[RequestTimeline], elapsed: float) -> int:
     return peak
 
 
-def _meets(timeline: RequestTimeline, origin: float | None, objectives: dict[str, float]) -> bool:
+def meets(timeline: RequestTimeline, origin: float | None, objectives: dict[str, float]) -> bool:
     """Whether a completed request meets every objective; one without a sample (TPOT of one token) is not missed."""
     measured = {"ttft": timeline.ttft(origin), "tpot": timeline.tpot, "e2el": timeline.e2el(origin)}
     return all((value := measured[name]) is None or value * 1e3 <= limit for name, limit in objectives.items())
@@ -226,7 +228,8 @@ def summarise(
 
     ``elapsed``: seconds from the start of the run to its end.
     Token totals and latencies are those of completed requests; a count of tokens is the count of ids. ``goodput`` is
-    completed requests per second that meet every objective, None without objectives.
+    completed requests per second that meet every objective, None without objectives. ``rows_…`` are those of the
+    workload's file, None where it was drawn.
     """
     open_loop = workload.open_loop
     done = [t for t in timelines if t.completed]
@@ -236,10 +239,11 @@ def summarise(
     origins = [t.scheduled if open_loop else t.sent for t in timelines]
     good = None
     if objectives:
-        good = sum(_meets(t, o, objectives) for t, o in zip(timelines, origins, strict=True) if t.completed)
+        good = sum(meets(t, o, objectives) for t, o in zip(timelines, origins, strict=True) if t.completed)
     burstiness = workload.arrivals.burstiness
     return {
         "num_prompts": len(timelines),
+        **_row_counts(timelines, workload),
         "request_rate": workload.request_rate,
         "burstiness": burstiness if math.isfinite(burstiness) else "inf",
         "ramp": workload.arrivals.ramp,
@@ -267,6 +271,19 @@ def summarise(
         "start_times": [t.sent for t in timelines],
         "errors": [t.error for t in timelines],
         "finish_reasons": [t.finish_reason for t in timelines],
+    }
+
+
+def _row_counts(timelines: Sequence[RequestTimeline], workload: Workload) -> dict[str, Any]:
+    rows = workload.rows
+    if rows is None:
+        return dict.fromkeys(("rows_read", "rows_clipped", "rows_rejected", "rejections"))
+    clipped = sum(t.clipped for t in timelines)
+    return {
+        "rows_read": rows.read,
+        "rows_clipped": clipped,
+        "rows_rejected": rows.rejected,
+        "rejections": rows.rejections,
     }
 
 

@@ -1,6 +1,6 @@
 """Workloads and scenarios: what is asked of the engine, and when.
 
-A *workload* is a list of requests, from a file (``engine.workload_files``) or drawn from shapes. A *scenario* is a TOML
+A *workload* is a list of requests, from a file (``engine.traces``) or drawn from shapes. A *scenario* is a TOML
 file with a title, what to watch for, a workload and engine options. Light: no torch, so the window may import it.
 
 A scenario by its numbers; ``file = "NAME.jsonl"`` beside it may stand in place of the shapes::
@@ -11,7 +11,7 @@ A scenario by its numbers; ``file = "NAME.jsonl"`` beside it may stand in place 
     [workload]
     requests = 40
     prompt_tokens = { kind = "lognormal", median = 64, sigma = 0.6, low = 16, high = 256 }
-    output_tokens = [50, 150, 80]                     # in turn; also a number, or { kind = "uniform", low, high }
+    output_tokens = [50, 150, 80]                     # in turn; also a number, or uniform, normal, exponential
     max_tokens = 512                                  # what clients ask; default: what they get
     priorities = [{ priority = 0, share = 0.25 }, { priority = 1, share = 0.75 }]
     users = [{ user = "ann" }, { user = "ben" }]
@@ -35,8 +35,10 @@ import msgspec
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.load_shapes import (
     Arrivals,
+    Exponential,
     Lengths,
     LogNormal,
+    Normal,
     ShapeError,
     Uniform,
     arrival_times,
@@ -45,13 +47,17 @@ from engine.load_shapes import (
     parse_ramp,
     synthetic_prompt,
 )
-from engine.workload_files import MAX_REQUESTS, Workload, WorkloadError, WorkloadRequest, load_workload, request_seed
+from engine.traces import load_workload
+from engine.workload_files import BATCHSCOPE, MAX_REQUESTS, Workload, WorkloadError, WorkloadRequest, request_seed
 
 __all__ = [
+    "BATCHSCOPE",
     "Arrivals",
     "EngineOptions",
+    "Exponential",
     "Lengths",
     "LogNormal",
+    "Normal",
     "PriorityShare",
     "Scenario",
     "ShapeError",
@@ -142,19 +148,19 @@ class WorkloadShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         users = [""] * count
         if self.users:
             users = draw_shares([u.user for u in self.users], [u.share for u in self.users], count, streams[4])
-        prefix = self.shared_prefix
-        prefix_tokens = prefix.tokens if prefix else 0
-        groups = streams[5].integers(0, prefix.groups if prefix else 1, size=count)
+        prefixes: list[tuple[tuple[int, int], ...]] = [()] * count
+        if shared := self.shared_prefix:
+            groups = streams[5].integers(0, shared.groups, size=count)
+            prefixes = [((shared.tokens, request_seed(seed, MAX_REQUESTS - 1 - int(group))),) for group in groups]
         requests = tuple(
             WorkloadRequest(
                 output_tokens=outputs[i],
-                prompt_tokens=prefix_tokens + prompts[i],
+                prompt_tokens=sum(tokens for tokens, _ in prefixes[i]) + prompts[i],
                 max_tokens=max(asked[i], outputs[i]),
                 priority=priorities[i],
                 user=users[i],
                 seed=request_seed(seed, i),
-                prefix_tokens=prefix_tokens,
-                prefix_seed=request_seed(seed, MAX_REQUESTS - 1 - int(groups[i])),
+                prefix=prefixes[i],
             )
             for i in range(count)
         )
@@ -224,7 +230,7 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 class _FileWorkload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     file: str
-    """A Batchscope jsonl beside the scenario."""
+    """A workload file beside the scenario, of any format of ``engine.traces``."""
     arrivals: Arrivals = Arrivals()
     seed: int = 0
 
@@ -250,7 +256,7 @@ class Scenario:
     engine: EngineOptions
     seed: int
     source: WorkloadShape | Path
-    """Shapes, or a jsonl file."""
+    """Shapes, or a workload file."""
     arrivals: Arrivals
 
     def build(self, seed: int | None = None) -> Workload:

@@ -1,4 +1,4 @@
-"""Requests of a workload, and the files they are read from. Light: no torch.
+"""The requests of a workload, and the lines of Batchscope's own files. Light: no torch.
 
 Batchscope jsonl, one request a line::
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection
-from pathlib import Path
 
 import msgspec
 
@@ -24,6 +23,8 @@ from engine.load_shapes import Arrivals, arrival_times, synthetic_prompt
 from engine.request import SamplingParams
 
 MAX_REQUESTS = 1_000_000
+BATCHSCOPE = "Batchscope jsonl"
+"""Name of our own format."""
 
 
 class WorkloadError(ValueError):
@@ -39,7 +40,7 @@ class WorkloadRequest:
     prompt: str | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     prompt_tokens: int | None = None
-    """Length of a synthetic prompt, ``prefix_tokens`` included."""
+    """Length of a synthetic prompt, ``prefix`` included."""
     max_tokens: int | None = None
     """What the client asked; None: the same as ``output_tokens``."""
     arrival_s: float = 0.0
@@ -49,9 +50,11 @@ class WorkloadRequest:
     ignore_eos: bool = True
     seed: int = 0
     """Of the synthetic prompt."""
-    prefix_tokens: int = 0
-    """How many of a synthetic prompt's first tokens come from ``prefix_seed``: equal seeds share them."""
-    prefix_seed: int = 0
+    prefix: tuple[tuple[int, int], ...] = ()
+    """(tokens, seed) of the pieces that a synthetic prompt begins with: prompts share the pieces that they have in
+    common from the first on."""
+    clip: bool = False
+    """Whether it is shortened where the model's context is too short for it, instead of being refused."""
 
     def params(self) -> SamplingParams:
         """Greedy, with the limit that the client asked for."""
@@ -60,10 +63,51 @@ class WorkloadRequest:
     def synthetic_ids(self, vocab_size: int, forbidden: Collection[int] = ()) -> list[int]:
         """The ids of a synthetic prompt. Raises :class:`ShapeError`."""
         assert self.prompt_tokens is not None, "not a synthetic prompt"
-        if not self.prefix_tokens:
-            return synthetic_prompt(self.prompt_tokens, vocab_size, self.seed, forbidden)
-        head = synthetic_prompt(self.prefix_tokens, vocab_size, self.prefix_seed, forbidden)
-        return head + synthetic_prompt(self.prompt_tokens - self.prefix_tokens, vocab_size, self.seed, forbidden)
+        return synthetic_prompt(self.prompt_tokens, vocab_size, self.seed, forbidden, prefix=self.prefix)
+
+    def clipped(self, prompt_length: int, context: int) -> WorkloadRequest:
+        """What of it goes into a context of so many tokens; itself where all does, or where it is not to be clipped.
+
+        The prompt gives way first, its end, down to half of the context; the answer takes what is left then.
+        """
+        if not self.clip or prompt_length + self.output_tokens <= context:
+            return self
+        kept = min(prompt_length, self.longest_prompt(context))
+        output = max(1, min(self.output_tokens, context - kept))
+        return dataclasses.replace(
+            self,
+            output_tokens=output,
+            max_tokens=None if self.max_tokens is None else max(output, min(self.max_tokens, context - kept)),
+            prompt_tokens=None if self.prompt_tokens is None else kept,
+            prompt_token_ids=None if self.prompt_token_ids is None else self.prompt_token_ids[:kept],
+        )
+
+    def longest_prompt(self, context: int) -> int:
+        """Tokens that a clipped prompt may keep in a context of so many."""
+        return max(1, context - self.output_tokens, context // 2)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowCounts:
+    """What became of the rows of a workload file."""
+
+    format: str
+    read: int
+    rejections: dict[str, int]
+    """Reason -> rows that were left out for it."""
+
+    @property
+    def rejected(self) -> int:
+        return sum(self.rejections.values())
+
+    def sentence(self) -> str:
+        """For people: ``1,204 rows of BurstGPT csv, 12 rejected (12 × 0 response tokens: the request failed)``."""
+        text = f"{self.read:,} {'row' if self.read == 1 else 'rows'} of {self.format}"
+        if not self.rejections:
+            return text + ", none rejected"
+        commonest = sorted(self.rejections.items(), key=lambda item: -item[1])
+        reasons = "; ".join(f"{count:,} × {reason}" for reason, count in commonest)
+        return f"{text}, {self.rejected:,} rejected ({reasons})"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -71,6 +115,8 @@ class Workload:
     name: str
     requests: tuple[WorkloadRequest, ...]
     arrivals: Arrivals = dataclasses.field(default_factory=Arrivals)
+    rows: RowCounts | None = None
+    """Of the file that it came from; None where it was drawn."""
 
     @property
     def open_loop(self) -> bool:
@@ -92,13 +138,13 @@ class Workload:
             requests = tuple(dataclasses.replace(r, arrival_s=t) for r, t in zip(requests, times, strict=True))
         elif arrivals.request_rate is not None:
             requests = tuple(dataclasses.replace(r, arrival_s=0.0) for r in requests)
-        return Workload(self.name, requests, arrivals)
+        return dataclasses.replace(self, requests=requests, arrivals=arrivals)
 
 
-# Files ---------------------------------------------------------------------------------------------------------------
+# Lines of Batchscope's own files --------------------------------------------------------------------------------------
 
 
-class _Row(msgspec.Struct, forbid_unknown_fields=True):
+class Row(msgspec.Struct, forbid_unknown_fields=True):
     output_tokens: int
     prompt: str | None = None
     prompt_token_ids: list[int] | None = None
@@ -121,7 +167,7 @@ def _text_fault(line: bytes, error: Exception) -> str:
     except msgspec.DecodeError as malformed:
         return str(malformed)
     if isinstance(raw, dict):
-        fields = _Row.__struct_fields__
+        fields = Row.__struct_fields__
         unknown = [name for name in raw if name not in fields]
         if unknown:
             return f"there is no field {unknown[0]!r}; allowed are {', '.join(fields)}"
@@ -130,7 +176,7 @@ def _text_fault(line: bytes, error: Exception) -> str:
     return str(error)
 
 
-def _row_fault(row: _Row) -> str:
+def _row_fault(row: Row) -> str:
     """What is wrong with a line that has the right types; empty if nothing is."""
     given = [name for name in ("prompt", "prompt_token_ids", "prompt_tokens") if getattr(row, name) is not None]
     if len(given) != 1:
@@ -153,30 +199,13 @@ def _row_fault(row: _Row) -> str:
     return ""
 
 
-def load_workload(path: str | Path, *, seed: int = 0) -> Workload:
-    """Read a Batchscope jsonl file. ``seed`` gives the synthetic prompts.
+_decoder = msgspec.json.Decoder(Row)
 
-    Raises :class:`WorkloadError` with the file, the line and the fault.
-    """
-    path = Path(path)
-    requests: list[WorkloadRequest] = []
-    decoder = msgspec.json.Decoder(_Row)
+
+def parse_row(line: bytes, where: str, seed: int, index: int) -> WorkloadRequest:
+    """A request from its line. Raises :class:`WorkloadError` with ``where`` and the fault."""
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                line = line.removeprefix(b"\xef\xbb\xbf").strip()
-                if line:
-                    requests.append(_parse_line(decoder, line, f"{path}, line {number}", seed, len(requests)))
-    except OSError as error:
-        raise WorkloadError(f"{path} cannot be read: {error.strerror or error}") from error
-    if not requests:
-        raise WorkloadError(f"{path} has no requests: expected one JSON object a line")
-    return Workload(path.stem, tuple(requests))
-
-
-def _parse_line(decoder: msgspec.json.Decoder[_Row], line: bytes, where: str, seed: int, index: int) -> WorkloadRequest:
-    try:
-        row = decoder.decode(line)
+        row = _decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise WorkloadError(f"{where}: {_text_fault(line, error)}") from error
     fault = _row_fault(row)

@@ -122,7 +122,7 @@ class LoadRun:
             return {"prompt": request.prompt}
         if request.prompt_token_ids is not None:
             return {"prompt_token_ids": request.prompt_token_ids}
-        if request.prefix_tokens:  # the engine makes single prompts, not pairs that begin alike
+        if request.prefix:  # the engine makes single prompts, not pairs that begin alike
             return {"prompt_token_ids": request.synthetic_ids(self._vocab_size)}
         return {"prompt_tokens": request.prompt_tokens, "synthetic_seed": request.seed}
 

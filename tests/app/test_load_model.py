@@ -209,8 +209,8 @@ def test_prompts_of_each_kind() -> None:
         request(prompt_tokens=None, prompt="hello"),
         request(prompt_tokens=None, prompt_token_ids=(1, 2)),
         request(seed=9),
-        request(prompt_tokens=40, prefix_tokens=32, prefix_seed=5, seed=1),
-        request(prompt_tokens=40, prefix_tokens=32, prefix_seed=5, seed=2),
+        request(prompt_tokens=40, prefix=((32, 5),), seed=1),
+        request(prompt_tokens=40, prefix=((32, 5),), seed=2),
     )
     run.pump()
     text, ids, synthetic, first, second = bridge.sent

@@ -514,3 +514,48 @@ def test_counters_are_fed() -> None:
     WorkloadRun(core, prepare(load, FakeCodec(), 100, 50), clock, clock.sleep, counters=counters).run()
     summary = counters.summary()
     assert (summary["steps"], summary["kv_blocks_peak"], summary["slot_utilisation"]) == (4, 1, 1.0)
+
+
+# Traces --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_trace_runs_and_its_rows_are_counted(run: Callable, tmp_path: Path, capsys) -> None:
+    path = tmp_path / "burst.csv"
+    path.write_text(
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        f"5,ChatGPT,20,4,24,API log\n5.4,ChatGPT,{MAX_POSITION + 40},6,0,API log\n5.4,ChatGPT,20,0,20,API log\n"
+        "6,ChatGPT,20,4,24,API log\n"
+    )
+    code, result = run("--workload", str(path), "--time-scale", "4", "--limit", "3")
+    assert code == 0 and (result["completed"], result["failed"]) == (2, 0)
+    assert (result["rows_read"], result["rows_clipped"], result["rows_rejected"]) == (3, 1, 1)
+    assert result["rejections"] == {"0 response tokens: the request failed": 1}
+    assert result["input_lens"] == [20, MAX_POSITION - 6] and result["output_lens"] == [4, 6]
+    assert result["start_times"][1] == pytest.approx(0.1, abs=0.1) and result["latency_from"] == "intended arrival"
+    out = capsys.readouterr()
+    assert "burst: 3 rows of BurstGPT csv, 1 rejected (1 × 0 response tokens: the request failed)" in out.err
+    assert f"1 requests were clipped to the model's context of {MAX_POSITION:,} tokens" in out.err
+    assert "rows of the file read / clipped / rejected" in out.out
+
+
+def test_drawn_workloads_have_no_rows(run: Callable, tmp_path: Path, capsys) -> None:
+    _, result = run("--scenario", "bus-and-metro")
+    assert result["rows_read"] is result["rows_clipped"] is result["rejections"] is None
+    _, result = run("--workload", workload(tmp_path, {"prompt_tokens": 4, "output_tokens": 2}))
+    assert (result["rows_read"], result["rows_rejected"], result["rejections"]) == (1, 0, {})
+    assert capsys.readouterr().err == "", "of a file of ours nothing is left out, so nothing is said"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--scenario", "kv-crunch", "--limit", "5"], "--time-scale and --limit go with --workload"),
+        (["--workload", "FILE", "--limit", "0"], "limit is 0"),
+        (["--workload", "FILE", "--time-scale", "-1"], "time_scale is -1"),
+    ],
+)
+def test_wrong_options_of_a_trace(arguments: list[str], words: str, tmp_path: Path, capsys) -> None:
+    path = workload(tmp_path, {"prompt_tokens": 4, "output_tokens": 2})
+    with pytest.raises(SystemExit) as caught:
+        bench.main([path if a == "FILE" else a for a in arguments])
+    assert caught.value.code == 2 and words in capsys.readouterr().err

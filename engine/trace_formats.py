@@ -1,0 +1,389 @@
+"""The formats that traces come in: how to tell them apart by what they hold, and a request from one of their rows.
+
+=================  ========================================================  =====================================
+ShareGPT json      ``[{id, conversations: [{from, value}]}]``                first question and answer, as texts
+Azure LLM csv      ``TIMESTAMP,ContextTokens,GeneratedTokens``               dates with a fraction or without
+BurstGPT csv       ``Timestamp,…,Request tokens,Response tokens,…``          seconds; 0 response tokens: a failure
+Mooncake jsonl     ``timestamp, input_length, output_length, hash_ids``      ms; equal ids: equal 512-token blocks
+vLLM custom jsonl  ``prompt``, optional ``output_tokens``                    texts
+Batchscope jsonl   see :mod:`engine.workload_files`                          a bad line is an error, not rejected
+=================  ========================================================  =====================================
+
+Texts stay texts: whoever has the tokeniser makes tokens of them. The length of a ShareGPT answer is therefore taken as
+a token for every four bytes. Traces of token counts get synthetic prompts and answers of just the recorded length.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import dataclasses
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import msgspec
+
+from engine.json_array import array_entries
+from engine.load_shapes import MAX_DRAWN_LENGTH
+from engine.workload_files import BATCHSCOPE, Row, WorkloadError, WorkloadRequest, parse_row, request_seed
+
+HEAD_BYTES = 1 << 20
+"""Of a file: enough to tell its format by."""
+BYTES_PER_TOKEN = 4
+"""Of text whose tokens nobody has counted."""
+CUSTOM_OUTPUT_TOKENS = 256
+"""Longest answer to a vLLM custom prompt that names none, as ``vllm bench serve`` has it; the model may end it."""
+MOONCAKE_BLOCK = 512
+"""Tokens of a block that a hash id stands for."""
+ASKING = ("human", "user")
+ANSWERING = ("gpt", "assistant", "chatgpt", "bing", "bard")
+
+KNOWN = (
+    "a ShareGPT json, an Azure LLM csv, a BurstGPT csv, a Mooncake jsonl, a vLLM custom jsonl and a Batchscope jsonl"
+)
+MALFORMED = "malformed JSON"
+
+
+class Rejected(Exception):
+    """A row that gives no request; the message is the reason, alike for all rows of its kind."""
+
+
+class TraceClock:
+    """Turns the instants of a trace into arrivals, seconds after its first row, ``time_scale`` times as fast."""
+
+    def __init__(self, time_scale: float) -> None:
+        self.time_scale = time_scale
+        self.earliest = 0.0
+        """Below 0 where a row is older than the first: the rows are not in order of time."""
+        self._origin: int | None = None
+
+    def arrival(self, nanoseconds: int) -> float:
+        if self._origin is None:
+            self._origin = nanoseconds
+        seconds = (nanoseconds - self._origin) / 1e9 / self.time_scale
+        self.earliest = min(self.earliest, seconds)
+        return seconds
+
+
+class TraceFormat(Protocol):
+    name: str
+
+    def rows(self, file: BinaryIO) -> Iterator[Any]:
+        """What :meth:`take` takes, one for each row; reads no further ahead than a chunk."""
+        ...
+
+    def take(self, row: Any, index: int, seed: int, clock: TraceClock) -> WorkloadRequest:
+        """The request of a row, ``index`` of those taken. Raises :class:`Rejected`."""
+        ...
+
+
+def _tokens(value: int, what: str) -> int:
+    if value < 1:
+        raise Rejected(f"{value} {what} tokens")
+    if value > MAX_DRAWN_LENGTH:
+        raise Rejected(f"more than {MAX_DRAWN_LENGTH:,} {what} tokens")
+    return value
+
+
+# Tables --------------------------------------------------------------------------------------------------------------
+
+
+_DATE = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,9})\d*)?\s*(Z|[+-]\d\d:?\d\d)?")
+
+
+class _Dates:
+    """Nanoseconds since the epoch of dates of any number of fraction digits; a date without a zone is UTC."""
+
+    def __init__(self) -> None:
+        self._last: tuple[str, str, str | None] = ("", "", None)
+        self._seconds = 0
+
+    def __call__(self, text: str) -> int:
+        match = _DATE.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(text)
+        day, clock, fraction, zone = match.groups()
+        if (day, clock, zone) != self._last:  # rows of one second come together
+            moment = datetime.fromisoformat(f"{day}T{clock}{'+00:00' if zone in (None, 'Z') else zone}")
+            self._seconds = round(moment.astimezone(UTC).timestamp())
+            self._last = (day, clock, zone)
+        return self._seconds * 1_000_000_000 + int((fraction or "0").ljust(9, "0"))
+
+
+def _from_seconds(text: str) -> int:
+    return round(float(text) * 1e9)
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        value = float(text)
+        if not value.is_integer():
+            raise
+        return int(value)
+
+
+class _Table:
+    """A csv whose header names the columns, in whatever order."""
+
+    def __init__(
+        self,
+        name: str,
+        header: list[str],
+        columns: tuple[str, str, str],
+        instant: Callable[[str], int],
+        empty_answer: str,
+    ) -> None:
+        self.name = name
+        self._columns = [header.index(column) for column in columns]
+        self._width = max(self._columns) + 1
+        self._instant = instant
+        self._empty_answer = empty_answer
+
+    def rows(self, file: BinaryIO) -> Iterator[list[str] | None]:
+        reader = csv.reader(io.TextIOWrapper(file, "utf-8-sig", errors="replace", newline=""))
+        next(reader)
+        while True:
+            try:
+                row = next(reader)
+            except StopIteration:
+                return
+            except csv.Error:
+                yield None
+                continue
+            if row:
+                yield row
+
+    def take(self, row: list[str] | None, index: int, seed: int, clock: TraceClock) -> WorkloadRequest:
+        if row is None or len(row) < self._width:
+            raise Rejected("fewer columns than the header names")
+        when, prompt, output = (row[column] for column in self._columns)
+        try:
+            lengths = _whole(prompt), _whole(output)
+        except (ValueError, OverflowError):
+            raise Rejected("a token count that is no whole number") from None
+        if lengths[1] == 0:
+            raise Rejected(self._empty_answer)
+        prompt_tokens, output_tokens = _tokens(lengths[0], "prompt"), _tokens(lengths[1], "output")
+        try:
+            instant = self._instant(when)
+        except (ValueError, OverflowError):
+            raise Rejected("a timestamp that cannot be read") from None
+        return WorkloadRequest(
+            output_tokens=output_tokens,
+            prompt_tokens=prompt_tokens,
+            arrival_s=clock.arrival(instant),
+            seed=request_seed(seed, index),
+            clip=True,
+        )
+
+
+# Lines of JSON -------------------------------------------------------------------------------------------------------
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    for line in file:
+        line = line.removeprefix(codecs.BOM_UTF8).strip()
+        if line:
+            yield line
+
+
+class _MooncakeRow(msgspec.Struct):
+    timestamp: float
+    input_length: int
+    output_length: int
+    hash_ids: list[int] = []
+
+
+class _Mooncake:
+    name = "Mooncake jsonl"
+
+    def __init__(self) -> None:
+        self._decoder = msgspec.json.Decoder(_MooncakeRow)
+
+    def rows(self, file: BinaryIO) -> Iterator[bytes]:
+        return _lines(file)
+
+    def take(self, line: bytes, index: int, seed: int, clock: TraceClock) -> WorkloadRequest:
+        try:
+            row = self._decoder.decode(line)
+        except msgspec.ValidationError:
+            raise Rejected("timestamp, input_length or output_length is missing or no number") from None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise Rejected(MALFORMED) from None
+        prompt_tokens, output_tokens = _tokens(row.input_length, "prompt"), _tokens(row.output_length, "output")
+        blocks = row.hash_ids[: -(-prompt_tokens // MOONCAKE_BLOCK)]
+        return WorkloadRequest(
+            output_tokens=output_tokens,
+            prompt_tokens=prompt_tokens,
+            arrival_s=clock.arrival(round(row.timestamp * 1e6)),
+            seed=request_seed(seed, index),
+            prefix=tuple((MOONCAKE_BLOCK, _block_seed(block, seed)) for block in blocks),
+            clip=True,
+        )
+
+
+def _block_seed(hash_id: int, seed: int) -> int:
+    """Never one of :func:`request_seed`, and within 64 bits."""
+    return (1 << 62) + (hash_id + seed * 1_000_003) % (1 << 62)
+
+
+class _CustomRow(msgspec.Struct):
+    prompt: str
+    output_tokens: int | None = None
+
+
+class _Custom:
+    name = "vLLM custom jsonl"
+
+    def __init__(self) -> None:
+        self._decoder = msgspec.json.Decoder(_CustomRow)
+
+    def rows(self, file: BinaryIO) -> Iterator[bytes]:
+        return _lines(file)
+
+    def take(self, line: bytes, index: int, seed: int, clock: TraceClock) -> WorkloadRequest:
+        try:
+            row = self._decoder.decode(line)
+        except msgspec.ValidationError:
+            raise Rejected("prompt is no text, or output_tokens no whole number") from None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise Rejected(MALFORMED) from None
+        if not row.prompt.strip():
+            raise Rejected("an empty prompt")
+        output = CUSTOM_OUTPUT_TOKENS if row.output_tokens is None else _tokens(row.output_tokens, "output")
+        return WorkloadRequest(
+            output_tokens=output, prompt=row.prompt, ignore_eos=row.output_tokens is not None, clip=True
+        )
+
+
+class _Batchscope:
+    name = BATCHSCOPE
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def rows(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        for number, line in enumerate(file, start=1):
+            line = line.removeprefix(codecs.BOM_UTF8).strip()
+            if line:
+                yield number, line
+
+    def take(self, row: tuple[int, bytes], index: int, seed: int, clock: TraceClock) -> WorkloadRequest:
+        number, line = row
+        request = parse_row(line, f"{self._path}, line {number}", seed, index)
+        if clock.time_scale == 1.0:
+            return request
+        return dataclasses.replace(request, arrival_s=request.arrival_s / clock.time_scale)
+
+
+# Conversations -------------------------------------------------------------------------------------------------------
+
+
+class _ShareGPT:
+    name = "ShareGPT json"
+
+    def __init__(self, *, array: bool) -> None:
+        self._array = array
+
+    def rows(self, file: BinaryIO) -> Iterator[Any]:
+        return array_entries(file) if self._array else map(_decoded, _lines(file))
+
+    def take(self, entry: Any, index: int, seed: int, clock: TraceClock) -> WorkloadRequest:
+        if entry is None:
+            raise Rejected(f"{MALFORMED}, or the file ends in the middle of an entry")
+        question, answer = _first_exchange(entry)
+        if not question.strip() or not answer.strip():
+            raise Rejected("an empty turn")
+        return WorkloadRequest(
+            output_tokens=_tokens(max(1, round(len(answer.encode()) / BYTES_PER_TOKEN)), "output"),
+            prompt=question,
+            clip=True,
+        )
+
+
+def _first_exchange(entry: Any) -> tuple[str, str]:
+    """The first question that is answered, and its answer. Raises :class:`Rejected`."""
+    turns = entry.get("conversations") if isinstance(entry, dict) else None
+    said = [t for t in turns if isinstance(t, dict)] if isinstance(turns, list) else []
+    for asked, answered in pairwise(said):
+        if asked.get("from") in ASKING and answered.get("from") in ANSWERING:
+            question, answer = asked.get("value"), answered.get("value")
+            if isinstance(question, str) and isinstance(answer, str):
+                return question, answer
+    raise Rejected("no two turns: a question and its answer")
+
+
+def _decoded(line: bytes) -> Any:
+    try:
+        return msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+# Telling them apart --------------------------------------------------------------------------------------------------
+
+
+def recognise(path: Path, head: bytes) -> TraceFormat:
+    """The format of a file that begins with ``head``. Raises :class:`WorkloadError` where it is none that is known."""
+    start = head.removeprefix(codecs.BOM_UTF8).lstrip()
+    if start.startswith(b"["):
+        if b'"conversations"' in start:
+            return _ShareGPT(array=True)
+        raise WorkloadError(f"{path} is a JSON array, but not of ShareGPT conversations; known are {KNOWN}")
+    if start.startswith(b"{"):
+        return _recognise_lines(path, start, whole=len(head) < HEAD_BYTES)
+    table = _recognise_table(start)
+    if table is not None:
+        return table
+    if start and b"\0" not in head and (line := _first_line(start)):
+        raise WorkloadError(f"{path} is of no known format, it begins with {line[:60]!r}; known are {KNOWN}")
+    return _Batchscope(path)  # which says what is wrong with the line
+
+
+def _first_line(start: bytes) -> str:
+    """Empty where it is no text."""
+    try:
+        return start.partition(b"\n")[0].decode().strip()
+    except UnicodeDecodeError:
+        return ""
+
+
+def _recognise_table(start: bytes) -> TraceFormat | None:
+    line = _first_line(start)
+    header = [re.sub(r"[\s_]", "", name).lower() for name in next(csv.reader([line]), [])]
+    if {"timestamp", "contexttokens", "generatedtokens"} <= set(header):
+        columns = ("timestamp", "contexttokens", "generatedtokens")
+        return _Table("Azure LLM csv", header, columns, _Dates(), "0 output tokens")
+    if {"timestamp", "requesttokens", "responsetokens"} <= set(header):
+        columns = ("timestamp", "requesttokens", "responsetokens")
+        failure = "0 response tokens: the request failed"
+        return _Table("BurstGPT csv", header, columns, _from_seconds, failure)
+    return None
+
+
+def _recognise_lines(path: Path, start: bytes, *, whole: bool) -> TraceFormat:
+    lines = start.splitlines()
+    rows = [
+        row for line in (lines if whole or len(lines) == 1 else lines[:-1]) if isinstance(row := _decoded(line), dict)
+    ]
+    if not rows:
+        return _ShareGPT(array=False) if b'"conversations"' in lines[0] else _Batchscope(path)
+    if "conversations" in rows[0]:
+        return _ShareGPT(array=False)
+    if {"timestamp", "input_length", "output_length"} <= set(rows[0]):
+        return _Mooncake()
+    return _Custom() if _is_custom(rows) else _Batchscope(path)
+
+
+def _is_custom(rows: Iterable[dict[str, Any]]) -> bool:
+    """Prompts alone, or with lengths that only some of them have: with all of them it is a Batchscope file as well."""
+    ours = set(Row.__struct_fields__) - {"prompt", "output_tokens"}
+    rows = list(rows)
+    return all("prompt" in row and not ours & set(row) for row in rows) and any("output_tokens" not in r for r in rows)
