@@ -187,6 +187,7 @@ class EngineBridge(QObject):
         ends_after: int | None = None,
         stream_text: bool = True,
         synthetic_seed: int = 0,
+        prompt_limit: int | None = None,
     ) -> int:
         """Sends a request and returns its id. With no engine ready the answer is an output that says so."""
         request_id = self._client.next_request_id()
@@ -202,6 +203,7 @@ class EngineBridge(QObject):
                 prompt_token_ids=None if prompt_token_ids is None else list(prompt_token_ids),
                 prompt_tokens=prompt_tokens,
                 synthetic_seed=synthetic_seed,
+                prompt_limit=prompt_limit,
                 priority=priority,
                 user=user,
                 arrival_time=arrival_time,

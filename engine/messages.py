@@ -79,6 +79,8 @@ class AddRequest(Command, frozen=True):
     prompt_tokens: int | None = None
     """A synthetic prompt of this many tokens, made from ``synthetic_seed``."""
     synthetic_seed: int = 0
+    prompt_limit: int | None = None
+    """Of a longer prompt only the first so many tokens are taken."""
     priority: int = 0
     user: str = ""
     arrival_time: float | None = None
