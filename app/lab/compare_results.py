@@ -1,0 +1,161 @@
+"""The results of the session: one is shown, the others can be chosen again; saving, opening, the report in HTML."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QFileDialog, QHBoxLayout, QVBoxLayout, QWidget
+
+from app.lab.choice import Choice
+from app.lab.compare_result import ComparedResult
+from app.lab.compare_view import CompareView
+from app.theme import SPACING, Theme
+from app.widgets import EmptyState, button
+from app.words import count
+from engine.compare_html import html_report
+from engine.comparison import ComparisonError, Run, load_comparison, read_comparison
+from engine.output_files import OutputFailure, write_target
+
+KEPT = 12
+"""Results that can be shown again; the oldest go first."""
+EMPTY = (
+    "Compare disciplines on one workload: tick two or more, press Compare, and see their timelines on one axis, "
+    "their figures and how far they are apart. Or open a result that was saved; it can be dropped here, too."
+)
+JSON_FILES, HTML_FILES = "Comparisons (*.json);;All files (*)", "HTML (*.html)"
+
+
+class CompareResults(QWidget):
+    said = Signal(str, bool)
+    """What became of a file, a sentence; whether that is a fault."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.kept: list[ComparedResult] = []
+        """Newest first."""
+        self.recent = Choice("Results of this session", theme)
+        self.recent.currentIndexChanged.connect(self._recent_chosen)
+        self.open_button = button("Open…", accessible="Open a saved result")
+        self.open_button.clicked.connect(self._ask_open)
+        self.view = CompareView(theme)
+        self.view.save.connect(self._ask_save)
+        self.view.report.connect(self._ask_report)
+        self.view.copied.connect(lambda: self.said.emit("The table is on the clipboard.", False))
+        row = QHBoxLayout()
+        row.setSpacing(SPACING)
+        row.addWidget(self.recent, 1)
+        row.addStretch()
+        row.addWidget(self.open_button)
+        self.empty = EmptyState(EMPTY)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(SPACING)
+        column.addLayout(row)
+        column.addWidget(self.empty, 1)
+        column.addWidget(self.view, 1)
+        self.recent.hide()
+        self.view.hide()
+
+    @property
+    def result(self) -> ComparedResult | None:
+        """The one that is shown."""
+        return self.view.result
+
+    def tokens_per_second(self, model: str) -> float | None:
+        """How many tokens a second, prompt and output, the newest result of this model's computed; None: not known."""
+        for result in self.kept:
+            rates = [run["total_token_throughput"] for run in result.own_runs if run["model_id"] == model]
+            measured = [rate for rate in rates if rate]
+            if measured:
+                return sum(measured) / len(measured)
+        return None
+
+    # Results -----------------------------------------------------------------------------------------------------
+
+    def add(self, result: ComparedResult, name: str = "") -> None:
+        """Show a result, and keep it for the session."""
+        title = name or f"{result.title} · {datetime.now():%H:%M}"
+        self.kept.insert(0, result)
+        blocked = self.recent.blockSignals(True)
+        self.recent.insertItem(0, f"{title} · {count(len(result.variants), 'variant')}")
+        while len(self.kept) > KEPT:
+            self.kept.pop()
+            self.recent.removeItem(len(self.kept))
+        self.recent.setCurrentIndex(0)
+        self.recent.blockSignals(blocked)
+        self._show(result)
+
+    def add_bytes(self, data: bytes, recorded: Run | None = None) -> ComparedResult:
+        """The result as the engine sends it, with the recorded run beside it where there is one.
+
+        Raises ValueError with a sentence.
+        """
+        result = ComparedResult(read_comparison(data))
+        if recorded is not None:
+            result = result.with_recorded(recorded)
+        self.add(result)
+        return result
+
+    def _recent_chosen(self, index: int) -> None:
+        if 0 <= index < len(self.kept):
+            self._show(self.kept[index])
+
+    def _show(self, result: ComparedResult) -> None:
+        self.view.show_result(result)
+        self.empty.hide()
+        self.view.show()
+        self.recent.setVisible(len(self.kept) > 1)
+
+    # Files -------------------------------------------------------------------------------------------------------
+
+    def open(self, path: str) -> bool:
+        """Show a saved result; says why where it cannot be read."""
+        try:
+            result = ComparedResult(load_comparison(path))
+        except ComparisonError as error:
+            self.said.emit(f"{error}", True)
+            return False
+        self.add(result, Path(path).name)
+        self.said.emit(f"{Path(path).name} is open.", False)
+        return True
+
+    def save(self, path: str) -> None:
+        """Write the result as ``compare --json`` does."""
+        if self.result is not None:
+            self._write(path, _json(self.result.plain))
+
+    def save_report(self, path: str) -> None:
+        """Write the report as ``compare --html`` does."""
+        if self.result is not None:
+            self._write(path, html_report(self.result.reported))
+
+    def _write(self, path: str, text: str) -> None:
+        try:
+            write_target("The result", path, text)
+        except OutputFailure as failure:
+            self.said.emit(f"{failure}.", True)
+        else:
+            self.said.emit(f"{Path(path).name} is written.", False)
+
+    def _ask_open(self) -> None:
+        path, _ = QFileDialog.getOpenFileName(self, "Open a saved comparison", "", JSON_FILES)
+        if path:
+            self.open(path)
+
+    def _ask_save(self) -> None:
+        path, _ = QFileDialog.getSaveFileName(self, "Save the comparison", "comparison.json", JSON_FILES)
+        if path:
+            self.save(path)
+
+    def _ask_report(self) -> None:
+        path, _ = QFileDialog.getSaveFileName(self, "Write a report in HTML", "comparison.html", HTML_FILES)
+        if path:
+            self.save_report(path)
+
+
+def _json(plain: dict[str, Any]) -> str:
+    return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode() + "\n"
