@@ -1,17 +1,25 @@
-"""The last steps of a run in preallocated columns: what the batch held, how long each step took. Qt-free."""
+"""The last steps of a run in columns: what the batch held, how long each step took and on what. Qt-free.
+
+Memory is bounded: :data:`CAPACITY` rows of 160 bytes, and a quarter of room more: 6.6 MB when full, taken as needed.
+"""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import numpy as np
 
+from engine.columns import Columns
 from engine.events import Keyframe, RowKind, StepRecord
 
-CAPACITY = 4096
+CAPACITY = 32_768
 LAYERS = ("decode", "prefill", "recompute", "accepted", "rejected", "padding")
 """What a step's tokens were computed for. Drafted tokens are counted by what became of them, not as decodes."""
-_COLUMNS = ("step", *LAYERS, "budget", "running", "waiting")
+PARTS = ("schedule", "prepare", "forward", "sample", "detokenise")
+"""Of a step's time, in seconds."""
+_COUNTS = ("step", *LAYERS, "budget", "running", "waiting", "swapped", "free_blocks", "cached_blocks")
+_SECONDS = ("time", "seconds", *PARTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +36,18 @@ class StepRow:
     budget: int
     running: int
     waiting: int
+    """Swapped ones included."""
+    swapped: int
+    free_blocks: int
+    cached_blocks: int
+    time: float
+    """When it began, engine clock."""
     seconds: float
+    schedule: float
+    prepare: float
+    forward: float
+    sample: float
+    detokenise: float
 
     @property
     def tokens(self) -> int:
@@ -36,61 +55,82 @@ class StepRow:
 
 
 class StepHistory:
-    """A ring of the last :data:`CAPACITY` steps. A step whose record was replaced by a keyframe has no row."""
+    """The last :data:`CAPACITY` steps. A step whose record was replaced by a keyframe has no row.
+
+    Every reading takes ``last_step``: the history as it was right after that step; None: up to the newest.
+    """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
-        self._capacity = capacity
-        self._ints = {name: np.zeros(capacity, dtype=np.int64) for name in _COLUMNS}
-        self._seconds = np.zeros(capacity, dtype=np.float64)
-        self._written = 0
+        self._rows = Columns(
+            capacity, **dict.fromkeys(_COUNTS, np.int64), **dict.fromkeys(_SECONDS, np.float64)
+        )
 
     def __len__(self) -> int:
-        return min(self._written, self._capacity)
+        return len(self._rows)
 
     @property
     def last_step(self) -> int:
-        return int(self._ints["step"][(self._written - 1) % self._capacity]) if self._written else 0
+        return int(self._rows["step"][-1]) if len(self._rows) else 0
+
+    @property
+    def nbytes(self) -> int:
+        return self._rows.nbytes
 
     def restore(self, keyframe: Keyframe) -> None:
         if keyframe.step < self.last_step:
-            self._written = 0
+            self._rows.clear()
 
     def apply(self, record: StepRecord) -> None:
-        at = self._written % self._capacity
-        values = (
+        timings = record.timings
+        counts = (
             record.step,
             *layer_tokens(record),
             record.token_budget,
             record.num_running,
             record.num_waiting,
+            record.num_swapped,
+            record.free_blocks,
+            record.cached_blocks,
         )
-        for name, value in zip(_COLUMNS, values, strict=True):
-            self._ints[name][at] = value
-        self._seconds[at] = record.timings.total
-        self._written += 1
+        seconds = (record.time, timings.total, *(getattr(timings, part) for part in PARTS))
+        self._rows.append(1, **dict(zip(_COUNTS + _SECONDS, counts + seconds, strict=True)))
 
-    def last(self, name: str, count: int) -> np.ndarray:
-        """The newest ``count`` values of a column, oldest first: int array [min(count, len(self))]."""
-        count = min(count, len(self))
-        return self._ints[name].take(np.arange(self._written - count, self._written), mode="wrap")
+    def count(self, last_step: int | None = None) -> int:
+        """How many of the rows are of steps up to ``last_step``."""
+        if last_step is None:
+            return len(self._rows)
+        return bisect_right(self._rows["step"], last_step)
 
-    def row(self, age: int) -> StepRow | None:
+    def number(self, last_step: int | None = None) -> int:
+        """How many steps have had a row by then, those included that are not kept any more."""
+        return self._rows.dropped + self.count(last_step)
+
+    def last(self, name: str, count: int, last_step: int | None = None) -> np.ndarray:
+        """The newest ``count`` values of a column, oldest first: int64 or, of seconds, float64 [min(count, rows)].
+
+        A view: right until the next step.
+        """
+        end = self.count(last_step)
+        return self._rows[name][max(0, end - count) : end]
+
+    def row(self, age: int, last_step: int | None = None) -> StepRow | None:
         """The step ``age`` steps before the newest."""
-        if not 0 <= age < len(self):
+        at = self.count(last_step) - 1 - age
+        if age < 0 or at < 0:
             return None
-        at = (self._written - 1 - age) % self._capacity
-        return StepRow(*(int(self._ints[name][at]) for name in _COLUMNS), seconds=float(self._seconds[at]))
+        counts = (int(self._rows[name][at]) for name in _COUNTS)
+        return StepRow(*counts, *(float(self._rows[name][at]) for name in _SECONDS))
 
 
 def layer_tokens(record: StepRecord) -> list[int]:
     """The step's tokens by layer, in the order of :data:`LAYERS`."""
-    by_kind = [0] * len(RowKind)
-    for kind, tokens in zip(record.kinds, record.num_tokens, strict=True):
-        by_kind[kind] += tokens
+    by_kind = np.bincount(record.kinds, weights=record.num_tokens, minlength=len(RowKind)).astype(np.int64).tolist()
     drafts = accepted = 0
-    for drafted, new in zip(record.drafts, record.new_tokens, strict=False):  # no drafts: an empty column
-        drafts += drafted
-        accepted += min(drafted, max(0, new - 1))  # the last new token is the model's own
+    if record.drafts:
+        drafted = np.array(record.drafts)
+        # The last new token is the model's own.
+        accepted = int(np.minimum(drafted, np.maximum(np.array(record.new_tokens) - 1, 0)).sum())
+        drafts = int(drafted.sum())
     decode = by_kind[RowKind.DECODE] - drafts
     padding = by_kind[RowKind.PADDING] + sum(record.padding)
     return [decode, by_kind[RowKind.PREFILL], by_kind[RowKind.RECOMPUTE], accepted, drafts - accepted, padding]
