@@ -32,6 +32,7 @@ DONE, FAILED, WRONG_USAGE = 0, 1, 2
 MODULES = {
     "bench": ("engine.bench", "run a workload without a window and print its latencies and throughput"),
     "compare": ("engine.compare", "run the same workload through several disciplines and show them side by side"),
+    "export": ("engine.export", "write a recorded run as a Perfetto trace or as tables"),
     "kernels": ("kernels", "compile every kernel for named GPUs and check it against its reference"),
     "doctor": ("engine.doctor", "show device, versions and caches, and what is missing with the command that mends it"),
 }
@@ -71,6 +72,13 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument("--seconds", type=_seconds, default=20.0, metavar="S", help="how long, 1 to 3600 (default 20)")
     demo.add_argument("--screenshot", type=Path, default=None, metavar="PNG", help="where to save a picture")
     demo.add_argument("--json", default=None, metavar="FILE", help="where to write the result; '-' is standard output")
+    replay = commands.add_parser(
+        "replay", help="the window on a recorded run, without a model", description="The window on a recorded run."
+    )
+    replay.add_argument("run", type=Path, metavar="RUN", help="a file written by bench --record or saved by the window")
+    replay.add_argument("--offscreen", action="store_true", help="render the window without a display, then quit")
+    replay.add_argument("--step", type=int, default=None, metavar="N", help="which step to show (the last)")
+    replay.add_argument("--screenshot", type=Path, default=None, metavar="PNG", help="where to save a picture")
     for name, (_, about) in MODULES.items():
         commands.add_parser(name, help=about, add_help=False)
     return parser
@@ -104,6 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.command == "demo":
             return demo(options)
+        if options.command == "replay":
+            return replay(options)
         return window(options, lambda: parser.parse_args([*arguments, "demo", "--offscreen"]))
     except ConfigError as error:
         parser.error(str(error))
@@ -128,16 +138,31 @@ def run_module(module: str, arguments: Sequence[str]) -> int:
 
 
 def demo(options: argparse.Namespace) -> int:
-    if not options.offscreen:
-        state = display_state()
-        if state.absent:
-            _say(f"no display ({state.absent}): the demo runs offscreen")
-            options.offscreen = True
-        elif state.broken:
-            return _explain_broken_display(state)
+    if (code := _choose_display(options)) is not None:
+        return code
     from app.demo import run_demo
 
     return int(run_demo(options) or DONE)
+
+
+def replay(options: argparse.Namespace) -> int:
+    if (code := _choose_display(options)) is not None:
+        return code
+    from app.replay import run_replay
+
+    return run_replay(options)
+
+
+def _choose_display(options: argparse.Namespace) -> int | None:
+    """Offscreen where there is no display; the exit code where there is one that cannot be used."""
+    if not options.offscreen:
+        state = display_state()
+        if state.absent:
+            _say(f"no display ({state.absent}): {options.command} runs offscreen")
+            options.offscreen = True
+        elif state.broken:
+            return _explain_broken_display(state)
+    return None
 
 
 def window(options: argparse.Namespace, demo_options: Callable[[], argparse.Namespace]) -> int:

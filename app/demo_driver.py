@@ -59,7 +59,7 @@ def drive(plan: DemoPlan, report: LoadingReport) -> DemoOutcome:
     with tempfile.TemporaryDirectory(prefix="batchscope-demo-") as folder, _ended_by_force() as arm:
         theme = Theme(application)
         bridge = EngineBridge(pacer=ShowPacer())
-        window = MainWindow(bridge, theme, Path(folder) / "chats.sqlite3")
+        window = MainWindow(bridge, theme, Path(folder) / "chats.sqlite3", runs_folder=Path(folder) / "runs")
         driver = DemoDriver(window, plan, report, arm)
         driver.finished.connect(application.exit)
         window.show()

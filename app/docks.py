@@ -2,19 +2,21 @@
 
 ::
 
-    Chat                                      Monitor                          Lab
-    ┌─────┬──────┬───────────┬───────────┐    ┌──────────┬───────┬────────┐    ┌──────┬───────────┬────────┐
-    │chats│ chat │ occupancy │ block map │    │occupancy │ block │ queue  │    │ load │ occupancy │ block  │
-    │     │      ├───────────┼───────────┤    ├──────────┤ map   ├────────┤    │      ├───────────┤ map    │
-    │     │      │throughput…│ queue …   │    │through. …│       │ ledger │    │      │through. … │ queue …│
-    ├─────┴──────┴───────────┴───────────┤    ├──────────┴───────┴────────┤    ├──────┴───────────┴────────┤
-    │ timeline                           │    │ timeline                  │    │ timeline                  │
-    └────────────────────────────────────┘    └───────────────────────────┘    └───────────────────────────┘
+    Chat                                      Monitor                              Lab
+    ┌─────┬──────┬───────────┬───────────┐    ┌──────────┬───────────┬────────┐    ┌────────┬───────────┬────────┐
+    │chats│ chat │ occupancy │ block map │    │occupancy │ block map │ queue  │    │ load   │ occupancy │ block  │
+    │     │      ├───────────┼───────────┤    ├──────────┼───────────┼────────┤    │ compare├───────────┤ map    │
+    │     │      │throughput…│ queue …   │    │through. …│ decisions │ ledger │    │ knobs  │through. … │ queue …│
+    ├─────┴──────┴───────────┴───────────┤    ├──────────┴───────────┴────────┤    ├────────┴───────────┴────────┤
+    │ timeline                           │    │ timeline                      │    │ timeline                    │
+    └────────────────────────────────────┘    └───────────────────────────────┘    └─────────────────────────────┘
+
+A window that has not all of the docks has the same places without them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -104,16 +106,16 @@ ARRANGEMENTS: dict[ArrangementName, Arrangement] = {
         columns=(
             Column((Group(("chats",)),), 0.13, 210),
             Column((Group(("chat",)),), 0.31),
-            Column((Group(("occupancy",)), Group(("throughput", "latency"))), 0.28),
-            Column((Group(("blocks",)), Group(("queue", "ledger"))), 0.28),
+            Column((Group(("occupancy",)), Group(("throughput", "latency", "steptime"))), 0.28),
+            Column((Group(("blocks",)), Group(("queue", "ledger", "decisions"))), 0.28),
         ),
         bottom=("timeline",),
         bottom_share=0.27,
     ),
     "monitor": Arrangement(
         columns=(
-            Column((Group(("occupancy",)), Group(("throughput",)), Group(("latency",))), 0.34),
-            Column((Group(("blocks",)),), 0.28),
+            Column((Group(("occupancy",)), Group(("throughput", "steptime")), Group(("latency",))), 0.34),
+            Column((Group(("blocks",), 1.2), Group(("decisions",))), 0.28),
             Column((Group(("queue",), 1.4), Group(("ledger",))), 0.38),
         ),
         bottom=("timeline",),
@@ -121,9 +123,9 @@ ARRANGEMENTS: dict[ArrangementName, Arrangement] = {
     ),
     "lab": Arrangement(
         columns=(
-            Column((Group(("load",)),), 0.34, 560),
-            Column((Group(("occupancy",)), Group(("throughput", "latency"))), 0.33),
-            Column((Group(("blocks",)), Group(("queue", "ledger", "chat"))), 0.33),
+            Column((Group(("load", "compare", "knobs")),), 0.36, 620),
+            Column((Group(("occupancy",)), Group(("throughput", "latency", "steptime"))), 0.32),
+            Column((Group(("blocks",)), Group(("queue", "ledger", "decisions", "chat"))), 0.32),
         ),
         bottom=("timeline",),
         bottom_share=0.28,
@@ -131,8 +133,23 @@ ARRANGEMENTS: dict[ArrangementName, Arrangement] = {
 }
 
 
+def _of_those(arrangement: Arrangement, docks: dict[str, QDockWidget]) -> Arrangement:
+    """The arrangement with what there is of its docks."""
+
+    def present(names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in names if name in docks)
+
+    columns = []
+    for column in arrangement.columns:
+        groups = tuple(replace(group, docks=names) for group in column.groups if (names := present(group.docks)))
+        if groups:
+            columns.append(replace(column, groups=groups))
+    return replace(arrangement, columns=tuple(columns), bottom=present(arrangement.bottom))
+
+
 def arrange(window: QMainWindow, docks: dict[str, QDockWidget], arrangement: Arrangement) -> None:
     """Puts the docks where the arrangement has them. The others wait, hidden, as tabs of its last group."""
+    arrangement = _of_those(arrangement, docks)
     for dock in docks.values():
         dock.setFloating(False)
         window.removeDockWidget(dock)
@@ -170,6 +187,7 @@ def _stack(window: QMainWindow, group: list[QDockWidget]) -> None:
 
 def set_sizes(window: QMainWindow, docks: dict[str, QDockWidget], arrangement: Arrangement) -> None:
     """Gives every dock its share of the window as it is now; Qt alone gives all that is new to the last ones."""
+    arrangement = _of_those(arrangement, docks)
     top = window.menuWidget()
     width, height = window.width(), window.height() - (top.height() if top is not None else 0)
     bottom = round(height * arrangement.bottom_share)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import platformdirs
-from PySide6.QtCore import QCoreApplication, QEvent, QSettings, QSocketNotifier, QTimer
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, QSettings, QSocketNotifier, QTimer
 from PySide6.QtWidgets import QApplication
 
 from app.chat.store import default_store_path
@@ -29,7 +29,14 @@ def run_window(config: EngineConfig, *, chosen: bool) -> int:
     theme = Theme(application)
     bridge = EngineBridge()
     settings = QSettings(str(_folder("config") / "window.ini"), QSettings.Format.IniFormat)
-    window = MainWindow(bridge, theme, default_store_path(), settings=settings, state_folder=_folder("state"))
+    window = MainWindow(
+        bridge,
+        theme,
+        default_store_path(),
+        settings=settings,
+        state_folder=_folder("state"),
+        runs_folder=_folder("cache") / "runs",
+    )
     window.show()
     # After the first picture, so that it is there at once.
     QTimer.singleShot(0, window, lambda: window.launch(config, chosen=chosen))
@@ -54,11 +61,15 @@ def make_application() -> QApplication:
 
 
 def _folder(kind: str) -> Path:
-    find = {"config": platformdirs.user_config_dir, "state": platformdirs.user_state_dir}[kind]
+    find = {
+        "cache": platformdirs.user_cache_dir,
+        "config": platformdirs.user_config_dir,
+        "state": platformdirs.user_state_dir,
+    }[kind]
     return Path(find("batchscope", appauthor=False))
 
 
-def delete_in_order(*objects: MainWindow | EngineBridge) -> None:
+def delete_in_order(*objects: QObject) -> None:
     """Before Qt itself goes: what a garbage collector deletes after it would be deleted too late."""
     for thing in objects:
         thing.deleteLater()

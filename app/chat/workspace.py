@@ -87,6 +87,9 @@ class ChatWorkspace(QObject):
         session.save_problem.connect(self._show_store)
         bridge.stepped.connect(self._stepped)
         bridge.state_changed.connect(self._show_engine)
+        bridge.paced.connect(lambda _paused: self._show_engine())
+        bridge.compare_progress.connect(self._comparing)
+        bridge.compare_done.connect(lambda _done: self._show_engine())
         self.list_panel.chosen.connect(self._chosen)
         self.list_panel.new_clicked.connect(self.new_conversation)
         self.list_panel.delete_clicked.connect(self._delete_conversation)
@@ -265,6 +268,10 @@ class ChatWorkspace(QObject):
         elif not text:
             self.store_notice.expire()
 
+    def _comparing(self, _progress: object) -> None:
+        if "comparison" not in self.engine_notice.text:  # several times a second: said once
+            self._show_engine()
+
     def _show_engine(self, _state: str = "") -> None:
         """What the engine's state means for the chat; the window itself says how far loading is, or why it died."""
         state = self._bridge.state
@@ -276,6 +283,10 @@ class ChatWorkspace(QObject):
         elif state in ("failed", "stopped"):
             again = ("Start", self._bridge.restart)
             self.engine_notice.say("No model is running.", action=again)
+        elif self._bridge.comparing:
+            self.engine_notice.say("A comparison has the engine; what you send now waits until it is over.")
+        elif self._bridge.paused:
+            self.engine_notice.say("The engine pauses; what you send now waits until it runs on (F8).")
         else:
             self.engine_notice.expire()
         self._update()

@@ -34,7 +34,9 @@ class Rig:
         self.theme = theme
         self.client = client
         self.bridge = EngineBridge(client=client, pacer=FramePacer(cores=64))
-        self.window = MainWindow(self.bridge, theme, folder / "chats.sqlite3", state_folder=folder)
+        self.window = MainWindow(
+            self.bridge, theme, folder / "chats.sqlite3", state_folder=folder, runs_folder=folder / "runs"
+        )
         self.state = self.bridge.run_state
 
     def load(self) -> None:

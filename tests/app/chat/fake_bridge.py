@@ -46,11 +46,15 @@ class FakeBridge(QObject):
     stepped = Signal()
     state_changed = Signal(str)
     token_counted = Signal(object)
+    paced = Signal(bool)
+    compare_progress = Signal(object)
+    compare_done = Signal(object)
 
     def __init__(self, state: str = "ready") -> None:
         super().__init__()
         self.run_state = RunState()
         self.state = state
+        self.paused = self.comparing = False
         self.info = INFO if state == "ready" else None
         self.requests: dict[int, tuple[list[ChatMessage], SamplingParams]] = {}
         self.aborted: list[int] = []

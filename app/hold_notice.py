@@ -1,0 +1,51 @@
+"""Why nothing moves although the engine is there: it pauses, or a comparison has it to itself."""
+
+from __future__ import annotations
+
+from app.chat.notice import NoticeBar
+from app.engine_bridge import EngineBridge
+from app.theme import Theme
+from app.words import count
+from engine.messages import CompareProgress
+
+
+class HoldNotice(NoticeBar):
+    """Stays for as long as chats and loads wait, with the button that ends it."""
+
+    def __init__(self, bridge: EngineBridge, theme: Theme) -> None:
+        super().__init__(theme)
+        self._bridge = bridge
+        self._progress: CompareProgress | None = None
+        bridge.compare_progress.connect(self._progressed)
+
+    def _progressed(self, progress: CompareProgress) -> None:
+        self._progress = progress
+        self.refresh()
+
+    def refresh(self) -> None:
+        bridge = self._bridge
+        if bridge.state == "ready" and bridge.comparing:
+            sentence = comparing_sentence(self._progress)
+            if sentence != self.text:
+                self.say(sentence, action=("Cancel", bridge.cancel_compare))
+        elif bridge.state == "ready" and bridge.paused:
+            step = bridge.run_state.step
+            self.say(
+                f"Paused after step {step:,}: chats and loads wait until it runs on (F8), or take single steps (F10).",
+                action=("Run on", lambda: bridge.set_paused(False)),
+            )
+        else:
+            self.expire()
+
+
+def comparing_sentence(progress: CompareProgress | None) -> str:
+    """That a comparison has the engine, and how far it is."""
+    begun = "A comparison has the engine; chats and loads wait for it."
+    if progress is None:
+        return begun
+    if progress.run < 0:
+        waits = count(max(0, progress.requests - progress.completed), "answer")
+        return f"A comparison begins when {waits} that run have ended; what is sent from here on waits for it."
+    seed = "" if progress.seed is None else f", seed {progress.seed}"
+    at = "warming up" if progress.warming_up else f"{progress.completed:,} of {count(progress.requests, 'request')}"
+    return f"{begun} Run {progress.run + 1} of {progress.runs}, {progress.name}{seed}: {at}."

@@ -1,0 +1,204 @@
+"""Recording: each run goes to a file of its own all the time, and what the user wants of it is copied out of that.
+
+So a recording can begin in the past: "save all that is kept" works for what has been seen already.
+"""
+
+from __future__ import annotations
+
+import datetime
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from PySide6.QtCore import QObject, QRunnable, QSettings, QThreadPool, Signal
+from PySide6.QtGui import QAction, QActionGroup
+from PySide6.QtWidgets import QFileDialog, QMenu, QToolButton, QWidget
+
+from app.engine_bridge import EngineBridge
+from app.run_files import DEFAULT_LIMIT, LIMITS, SUFFIX, RunFiles
+from app.scope.time_travel import TimeTravel
+from app.words import bytes_label
+from engine.environment import module_command, module_environment
+from engine.recording import RecordingError, RunReader
+
+FILTER = f"Batchscope runs (*{SUFFIX})"
+
+
+class _Copy(QRunnable):
+    """Copies a run file on a thread of its own: it may be large. ``told`` gets what went wrong, empty: nothing."""
+
+    def __init__(self, source: Path, target: Path, first_step: int | None, told: Callable[[str], None]) -> None:
+        super().__init__()
+        self._source, self._target, self._first_step, self._told = source, target, first_step, told
+
+    def run(self) -> None:
+        try:
+            reader = RunReader(self._source)
+            try:
+                reader.copy(self._target, self._first_step)
+            finally:
+                reader.close()
+        except (RecordingError, OSError) as error:
+            self._told(str(error))
+        else:
+            self._told("")
+
+
+class RecordingControl(QObject):
+    """The button and its menu, and the run file behind them."""
+
+    said = Signal(str, bool)
+    """A sentence for the user, and whether it is of a failure."""
+    fork_wanted = Signal()
+    _copied = Signal(str, str)
+
+    def __init__(
+        self, bridge: EngineBridge, travel: TimeTravel, folder: Path | None, settings: QSettings | None, parent: QWidget
+    ) -> None:
+        super().__init__(parent)
+        self._bridge = bridge
+        self._travel = travel
+        self._files = RunFiles(folder)
+        self._settings = settings
+        self._parent = parent
+        self._pool = QThreadPool(self)
+        self.marked: int | None = None
+        """The step after which a recording began; None while none is made."""
+        self.button = QToolButton()
+        self.button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+        self._build_menu()
+        self._show()
+        self._files.drop_abandoned()
+        bridge.recording_failed.connect(self._failed)
+        self._copied.connect(self._tell_copied)
+
+    # The run file ------------------------------------------------------------------------------------------------
+
+    def begin_run(self) -> None:
+        """The engine has begun a run: keep it from here on."""
+        path = self._files.next_path()
+        self._mark(None)
+        self._travel.follow(path)
+        if path is not None:
+            self._bridge.record(str(path), self.limit, self.texts)
+
+    def end_run(self) -> None:
+        """The engine does something else; what it did before can still be looked back at until the next run."""
+        self._mark(None)
+
+    def close(self) -> None:
+        self._pool.waitForDone()
+        self._travel.close()
+        self._files.close()
+
+    @property
+    def limit(self) -> int:
+        """Most bytes of a run file."""
+        value = self._settings.value("runs/limit_bytes") if self._settings is not None else None
+        return int(value) if str(value).isdecimal() else DEFAULT_LIMIT
+
+    @property
+    def texts(self) -> bool:
+        """Whether prompts and answers are kept with the run."""
+        return self._settings is not None and self._settings.value("runs/texts") == "yes"
+
+    def _failed(self, message: str) -> None:
+        self._mark(None)
+        self.said.emit(f"The run is not kept any more: {message.rstrip('.')}.", True)
+
+    # What the user wants of it -----------------------------------------------------------------------------------
+
+    def toggle(self) -> None:
+        """Begin a recording, or end the one that is made and ask where it goes."""
+        if self.marked is not None:
+            self.save(self.marked)
+            self._mark(None)
+        elif self._travel.is_possible:
+            self._mark(self._bridge.run_state.step)
+        else:
+            self.said.emit("There is no run to record: load a model first.", True)
+
+    def save(self, first_step: int | None = None) -> None:
+        """Ask for a file and copy the run there, from ``first_step`` on or all that is kept."""
+        if self._travel.path is None:
+            self.said.emit("There is no run to save: load a model first.", True)
+            return
+        name = f"{datetime.datetime.now():%Y-%m-%d %H.%M}{SUFFIX}"
+        target, _ = QFileDialog.getSaveFileName(self._parent, "Save the run", name, FILTER)
+        if target:
+            self.save_to(Path(target), first_step)
+
+    def save_to(self, target: Path, first_step: int | None = None) -> None:
+        source = self._travel.path
+        if source is not None:
+            told = lambda fault: self._copied.emit(str(target), fault)  # noqa: E731
+            self._pool.start(_Copy(source, target, first_step, told))
+
+    def _tell_copied(self, target: str, fault: str) -> None:
+        if fault:
+            self.said.emit(f"The run could not be saved: {fault.rstrip('.')}.", True)
+        else:
+            self.said.emit(f"Saved {target}. Look at it with: batchscope replay, or Open a run file.", False)
+
+    def open(self) -> None:
+        """Ask for a run file and show it in a window of its own."""
+        path, _ = QFileDialog.getOpenFileName(self._parent, "Open a run", "", FILTER)
+        if path:
+            subprocess.Popen(
+                module_command("app.cli", "replay", path), env=module_environment(), start_new_session=True
+            )
+
+    # The menu ----------------------------------------------------------------------------------------------------
+
+    def _build_menu(self) -> None:
+        menu = QMenu(self._parent)
+        self.record_action = self._entry(menu, "Record from here on", self.toggle)
+        self._entry(menu, "Save all that is kept…", self.save)
+        self._entry(menu, "Run again from the shown step…", self.fork_wanted.emit)
+        menu.addSeparator()
+        self._entry(menu, "Open a run file…", self.open)
+        menu.addSeparator()
+        limits = menu.addMenu("Keep at most")
+        group = QActionGroup(self)
+        for limit in LIMITS:
+            action = self._entry(limits, bytes_label(limit), lambda _=False, limit=limit: self._set_limit(limit))
+            action.setCheckable(True)
+            action.setChecked(limit == self.limit)
+            group.addAction(action)
+        texts = self._entry(menu, "Keep prompts and answers, too", lambda on: self._set_texts(on))
+        texts.setCheckable(True)
+        texts.setChecked(self.texts)
+        if self._settings is None:
+            limits.setEnabled(False)
+            texts.setEnabled(False)
+        self.button.setMenu(menu)
+
+    @staticmethod
+    def _entry(menu: QMenu, text: str, slot: Callable[..., object]) -> QAction:
+        action = menu.addAction(text)
+        action.triggered.connect(slot)
+        return action
+
+    def _set_limit(self, limit: int) -> None:
+        self._remember("runs/limit_bytes", str(limit))
+
+    def _set_texts(self, on: bool) -> None:
+        self._remember("runs/texts", "yes" if on else "no")
+
+    def _remember(self, key: str, value: str) -> None:
+        assert self._settings is not None
+        self._settings.setValue(key, value)
+        if self._travel.is_possible:
+            self.said.emit("This holds from the engine's next start on; what is kept now stays as it is.", False)
+
+    def _mark(self, step: int | None) -> None:
+        self.marked = step
+        self._show()
+
+    def _show(self) -> None:
+        recording = self.marked is not None
+        self.button.setText("● Recording ▾" if recording else "○ Record ▾")
+        self.button.setAccessibleName("Recording menu: a recording is made" if recording else "Recording menu")
+        since = f"Recording since step {self.marked:,}. F9 ends it and asks where it goes" if recording else ""
+        self.button.setToolTip(since or "Record from here on (F9), or save what is kept already")
+        self.record_action.setText("End the recording and save…" if recording else "Record from here on")

@@ -1,0 +1,226 @@
+"""A window of docks around the views of one run, with the time bar under them. Where the run comes from, an engine or a
+file, is its subclasses' affair.
+
+::
+
+    ┌ top: what is shown, menus, notices ─────────┐
+    │ docks, in one of the arrangements           │
+    ├─────────────────────────────────────────────┤
+    │ time bar: pause, step, scrub, record        │
+    └─────────────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QByteArray, QEvent, QObject, QSettings, QSize, Qt, QTimer
+from PySide6.QtGui import QAction, QActionGroup, QKeySequence, QResizeEvent
+from PySide6.QtWidgets import QMainWindow, QMenu, QTabWidget, QVBoxLayout, QWidget
+
+from app.chat.notice import NoticeBar
+from app.docks import ARRANGEMENTS, ArrangementName, Dock, arrange, set_sizes
+from app.scope.block_map import BlockMapPanel
+from app.scope.curves import LatencyPanel, ThroughputPanel
+from app.scope.ledger import LedgerPanel
+from app.scope.occupancy import OccupancyPanel
+from app.scope.panel import ScopePanel, ScopeSource
+from app.scope.queue_table import QueuePanel
+from app.scope.time_travel import TimeTravel
+from app.scope.timeline import TimelinePanel
+from app.selection import Selection
+from app.theme import SPACING, Scheme, Theme
+from app.time_bar import FEW, MANY, TimeBar
+
+LAYOUT_VERSION = 2
+"""Raised when docks are added or renamed: a saved layout of another version is not restored."""
+FIRST_SIZE = QSize(1440, 900)
+SMALLEST = QSize(900, 560)
+PANELS: dict[str, type[ScopePanel]] = {
+    "occupancy": OccupancyPanel,
+    "blocks": BlockMapPanel,
+    "throughput": ThroughputPanel,
+    "latency": LatencyPanel,
+    "queue": QueuePanel,
+    "ledger": LedgerPanel,
+    "timeline": TimelinePanel,
+}
+
+
+class ScopeWindow(QMainWindow):
+    arrangements: tuple[ArrangementName, ...] = ("monitor",)
+    """Those that its menu offers, by the keys Ctrl+1, Ctrl+2, …; the first is how it opens."""
+
+    def __init__(
+        self, source: ScopeSource, theme: Theme, *, settings: QSettings | None, parent: QWidget | None = None
+    ) -> None:
+        """settings: geometry and layout, None: not kept."""
+        super().__init__(parent)
+        self.theme = theme
+        self.source = source
+        self.selection = Selection(self)
+        self.travel = TimeTravel(source, self)
+        self.settings = settings
+        self.panels = {name: panel(source, theme, self.selection, self) for name, panel in PANELS.items()}
+        self.docks: dict[str, Dock] = {}
+        self.notice = NoticeBar(theme)
+        self._arranged: ArrangementName | None = None
+        """The arrangement in force; None once the user has made the layout his own."""
+        self._settling = QTimer(self)
+        self._settling.setSingleShot(True)
+        self._settling.timeout.connect(self._settle)
+        self.setMinimumSize(SMALLEST)
+        self.setDocumentMode(True)
+        self.setDockNestingEnabled(True)
+        self.setTabPosition(Qt.DockWidgetArea.AllDockWidgetAreas, QTabWidget.TabPosition.North)
+        self.setContentsMargins(SPACING, SPACING, SPACING, SPACING)
+        self._build_time_bar()
+        self._connect_panels()
+
+    # Building ----------------------------------------------------------------------------------------------------
+
+    def build_docks(self, before: dict[str, tuple[str, QWidget]]) -> None:
+        """A dock, with its title, for each of ``before`` and each panel."""
+        contents = {**before, **{name: (panel.title, panel) for name, panel in self.panels.items()}}
+        for name, (title, content) in contents.items():
+            dock = self.docks[name] = Dock(name, title, content, self.theme, self)
+            dock.resized_by_hand.connect(self._layout_is_the_users)
+            dock.topLevelChanged.connect(self._dock_floated)
+
+    def build_top(self, *widgets: QWidget) -> None:
+        top = QWidget()
+        column = QVBoxLayout(top)
+        column.setContentsMargins(0, 0, 0, SPACING)
+        column.setSpacing(SPACING)
+        for widget in (*widgets, self.notice):
+            column.addWidget(widget)
+        self.setMenuWidget(top)
+        top.installEventFilter(self)
+
+    def _build_time_bar(self) -> None:
+        self.time_bar = TimeBar(self.theme, self.source, self.travel)
+        status = self.statusBar()
+        status.setSizeGripEnabled(False)
+        status.setStyleSheet("QStatusBar { background: transparent; } QStatusBar::item { border: none; }")
+        status.setContentsMargins(0, SPACING // 2, 0, 0)
+        status.addPermanentWidget(self.time_bar, 1)
+        self.travel.moved.connect(self.show_again)
+        self.travel.failed.connect(self.say_fault)
+        for text, key, steps in (
+            ("One step back", "Alt+Left", -FEW),
+            ("One step on", "Alt+Right", FEW),
+            ("A hundred steps back", "Alt+PgUp", -MANY),
+            ("A hundred steps on", "Alt+PgDown", MANY),
+        ):
+            self.action(text, key, lambda _=False, steps=steps: self.travel.move(steps))
+        self.action("The newest step", "Alt+End", self.travel.show_newest)
+
+    def _connect_panels(self) -> None:
+        """What shows a moment in one place goes there everywhere."""
+        for panel in self.panels.values():
+            if hasattr(panel, "moment_wanted"):
+                panel.moment_wanted.connect(self._show_moment)
+            if hasattr(panel, "step_wanted"):
+                panel.step_wanted.connect(self.travel.show_step)
+
+    def action(self, text: str, shortcut: str, slot: object) -> QAction:
+        """A command of the window, with the keys that call it."""
+        action = QAction(text, self)
+        if shortcut:
+            action.setShortcut(QKeySequence(shortcut))
+        action.triggered.connect(slot)
+        self.addAction(action)
+        return action
+
+    def view_menu(self) -> QMenu:
+        menu = QMenu(self)
+        for number, name in enumerate(self.arrangements, 1):
+            title = name.capitalize()
+            menu.addAction(self.action(title, f"Ctrl+{number}", lambda _=False, name=name: self.arrange(name)))
+        menu.addSeparator()
+        for dock in self.docks.values():
+            menu.addAction(dock.toggleViewAction())
+        menu.addSeparator()
+        schemes = QActionGroup(self)
+        for scheme, title in (("system", "Follow the system"), ("light", "Light"), ("dark", "Dark")):
+            action = self.action(title, "", lambda _=False, scheme=scheme: self._choose_scheme(scheme))
+            action.setCheckable(True)
+            action.setChecked(self.theme.scheme == scheme)
+            schemes.addAction(action)
+            menu.addAction(action)
+        return menu
+
+    def _choose_scheme(self, scheme: Scheme) -> None:
+        self.theme.set_scheme(scheme)
+
+    # What is shown -----------------------------------------------------------------------------------------------
+
+    def show_again(self) -> None:
+        """The shown step is another: everything seen is drawn anew."""
+        for panel in self.panels.values():
+            panel.run_moved()
+
+    def _show_moment(self, time: float) -> None:
+        self.travel.show_time(time)
+        self.panels["timeline"].show_time(time)
+
+    def say_fault(self, message: str) -> None:
+        self.notice.say(message, is_error=True, action=("Close", lambda: None))
+
+    # Layout ------------------------------------------------------------------------------------------------------
+
+    def arrange(self, name: ArrangementName) -> None:
+        """One of the arrangements that ship."""
+        arrange(self, self.docks, ARRANGEMENTS[name])
+        self._arranged = name
+
+    def reveal(self, *names: str) -> None:
+        """Shows docks that keys are about; where they are tabs in one place the last is the one seen."""
+        for name in names:
+            self.docks[name].show()
+            self.docks[name].raise_()
+
+    def restore_layout(self) -> None:
+        settings = self.settings
+        geometry = settings.value("geometry") if settings is not None else None
+        if not (isinstance(geometry, QByteArray) and self.restoreGeometry(geometry)):
+            self.resize(FIRST_SIZE)
+        layout = settings.value("layout") if settings is not None else None
+        if not (isinstance(layout, QByteArray) and self.restoreState(layout, LAYOUT_VERSION)):
+            self.arrange(self.arrangements[0])
+            return
+        arranged = settings.value("arrangement")
+        self._arranged = arranged if arranged in ARRANGEMENTS else None
+
+    def save_layout(self) -> None:
+        if self.settings is not None:
+            self.settings.setValue("geometry", self.saveGeometry())
+            self.settings.setValue("layout", self.saveState(LAYOUT_VERSION))
+            self.settings.setValue("arrangement", self._arranged or "")
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """The top changes its height with its notices."""
+        if event.type() == QEvent.Type.Resize and watched is self.menuWidget():
+            self.room_changed()
+        return super().eventFilter(watched, event)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self.room_changed()
+
+    def room_changed(self) -> None:
+        """The room for the docks is another."""
+        self._settling.start()
+
+    def settle_no_more(self) -> None:
+        self._settling.stop()
+
+    def _layout_is_the_users(self) -> None:
+        self._arranged = None
+
+    def _dock_floated(self, floating: bool) -> None:
+        if floating:
+            self._layout_is_the_users()
+
+    def _settle(self) -> None:
+        """While the layout is one of ours every dock keeps its share, however the room for them changes."""
+        if self._arranged is not None:
+            set_sizes(self, self.docks, ARRANGEMENTS[self._arranged])
