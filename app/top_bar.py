@@ -156,8 +156,9 @@ class TopBar(QWidget):
     def _refresh_rates(self) -> None:
         self._changed_at = time.perf_counter()
         known, history = self.alive, self._source.history
-        self.output.set_text(f"{history.throughput.output_rate():,.0f} tok/s" if known else "–")
-        self.ttft.set_text(seconds_label(history.latency.ttft().p50) if known else "–")
+        output = history.rates.rate("output")
+        self.output.set_text(f"{output:,.0f} tok/s" if known else "–")
+        self.ttft.set_text(seconds_label(history.latency.recent_ttft().p50) if known else "–")
 
 
 def _share(usage: float) -> str:

@@ -22,7 +22,9 @@ from app.theme import PADDING, RADIUS, SPACING, Theme
 
 HEADER_HEIGHT = 34
 """Title lines of all cards, whatever they hold, so that neighbours align."""
-Pattern = Literal["solid", "hatch", "weave", "stripe", "checker", "line", "dashed", "dot", "triangle", "inset", "notch"]
+Pattern = Literal[
+    "solid", "hatch", "weave", "stripe", "checker", "line", "dashed", "dot", "frame", "triangle", "inset", "notch"
+]
 PATTERN_BRUSHES: dict[str, Qt.BrushStyle] = {
     "hatch": Qt.BrushStyle.BDiagPattern,
     "weave": Qt.BrushStyle.DiagCrossPattern,
@@ -224,6 +226,10 @@ def paint_swatch(painter: QPainter, rect: QRectF, color: QColor, pattern: Patter
             painter.fillRect(QRectF(rect.left() + part * rect.width(), middle - 1, 0.4 * rect.width(), 2), color)
     elif pattern == "inset":
         painter.fillRect(rect.adjusted(2, 2, -2, -2), color)
+    elif pattern == "frame":
+        painter.setPen(QPen(color, 1.5))
+        painter.setBrush(Qt.BrushStyle.NoBrush)
+        painter.drawRect(rect.adjusted(1.5, 1.5, -2, -2))
     elif pattern in ("triangle", "dot"):
         painter.save()
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)

@@ -1,54 +1,49 @@
-"""Throughput and latency of the last minute as curves."""
+"""Throughput and latency over a window of time as curves, with the figures over it."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
-from PySide6.QtCore import QRectF, Qt
-from PySide6.QtGui import QBrush, QColor, QPainter, QPen, QResizeEvent
-from PySide6.QtWidgets import QWidget
+from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtGui import QBrush, QPainter, QPen, QResizeEvent
+from PySide6.QtWidgets import QVBoxLayout, QWidget
 
+from app.scope.age_plot import AgePlot, Mark, marks_of, tamed
+from app.scope.choices import MenuChoice, window_choice
+from app.scope.figure_table import FigureRow, FigureTable
 from app.scope.panel import ScopePanel, ScopeSource
-from app.scope.plot import Plot, Tick, linear_ticks, nice_step
-from app.scope.rates import WINDOW_SECONDS, Latency, Percentiles, percentiles
+from app.scope.plot import Tick, linear_ticks
+from app.scope.rates import FINEST, RateSeries
+from app.scope.samples import NO_SAMPLE, Percentiles, SampleSet, percentiles
 from app.selection import Selection
-from app.theme import Theme, request_color
+from app.theme import SPACING, Theme, request_color
 from app.widgets import Legend, LegendEntry
 from app.words import seconds_label
 
-SHORTEST_SECONDS = 5.0
-"""What the time axis shows at least; it grows with the run up to a minute."""
-BIN = 1.0
-"""Seconds of gaps that one point of the ITL curves sums up."""
-NO_SAMPLE = Percentiles(None, None, 0)
-_DECADES = (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
+CURVE_POINTS = 60
+"""Of a curve of percentiles, at most; each sums up the gaps of an equal stretch of time."""
+DOT_PIXELS = 3
+"""Dots nearer to each other than this are one."""
+TABLE_HEIGHT = 170
+"""Where a panel is lower than this the plot has the table's room; the title line keeps the medians."""
+_DECADES = tuple(10.0**power for power in range(-4, 5))
 
 
-def age_axis(plot: Plot, oldest: float) -> None:
-    """The time axis: seconds before the end of the last step."""
-    extent = min(WINDOW_SECONDS, max(SHORTEST_SECONDS, math.ceil(oldest / 5.0) * 5.0))
-    plot.x_range = (-extent, 0.0)
-    step = nice_step(extent, max(2, plot.width() // 80))
-    plot.x_ticks = [Tick(-i * step, f"−{i * step:g} s" if i else "now") for i in range(int(extent / step) + 1)]
-
-
-class ThroughputPlot(Plot):
+class ThroughputPlot(AgePlot):
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(theme, parent)
-        self.setAccessibleName("Tokens per second over the last minute, prompt and output")
+        self.setAccessibleName("Tokens per second over time, prompt and output")
         self._ages = self._prompt = self._output = np.zeros(0)
 
-    def show_series(self, ages: np.ndarray, prompt: np.ndarray, output: np.ndarray) -> None:
-        self._ages, self._prompt, self._output = ages, prompt, output
+    def show_series(self, series: RateSeries, window: float, marks: list[Mark], *, past: bool) -> None:
+        self._ages, self._prompt, self._output = series.ages, tamed(series.prompt), tamed(series.output)
+        self.show_ages(-float(self._ages[0]), window, marks, past=past)
         self._lay_out()
         self.update()
 
     def _lay_out(self) -> None:
-        age_axis(self, -float(self._ages[0]) if len(self._ages) else 0.0)
-        values = np.concatenate([self._prompt, self._output])
-        most = float(values[np.isfinite(values)].max(initial=0.0))
+        most = float(np.nanmax(np.concatenate([self._prompt, self._output, [0.0]])))
         self.y_range = (0.0, max(most * 1.1, 1.0))
         self.y_ticks = linear_ticks(0.0, self.y_range[1], max(2, self.height() // 36))
         self.layout_axes()
@@ -58,6 +53,7 @@ class ThroughputPlot(Plot):
         self._lay_out()
 
     def paint_data(self, painter: QPainter) -> None:
+        self.paint_marks(painter)
         prompt = QPen(self.theme.prefill, 1.5, Qt.PenStyle.DashLine)
         self.paint_curve(painter, self._ages, self._prompt, prompt)
         self.paint_curve(painter, self._ages, self._output, QPen(self.theme.decode, 1.8))
@@ -70,59 +66,87 @@ class ThroughputPanel(ScopePanel):
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
         self.plot = ThroughputPlot(theme)
         super().__init__("Throughput", source, theme, selection, self.plot, parent)
-        self.add_trailing(
-            Legend(theme, [LegendEntry("output", "decode", "line"), LegendEntry("prompt", "prefill", "dashed")])
-        )
+        self._legend = Legend(theme, _throughput_entries(None))
+        self.add_trailing(self._legend)
+        self.window_choice = window_choice()
+        self.window_choice.chosen.connect(self.show_anew)
+        self.add_trailing(self.window_choice)
         self._rate = self.add_figure("number")
-        self._rate.setToolTip("Output tokens per second, the mean over the steps of the last two seconds")
+        self._rate.setToolTip("Output tokens per second, the mean over the last two seconds of steps")
+
+    def _series(self) -> RateSeries | None:
+        return self.source.history.rates.series(self.window_choice.value, self.source.now)
 
     def has_content(self) -> bool:
-        return self.source.history.throughput.series() is not None
+        return self._series() is not None
 
     def refresh(self) -> None:
-        throughput = self.source.history.throughput
-        series = throughput.series()
-        if series is not None:
-            self._rate.say(f"{throughput.output_rate():,.0f} tok/s" if self.source.live else "")
-            self.plot.show_series(series.ages, series.prompt, series.output)
+        series, source = self._series(), self.source
+        if series is None:
+            return
+        past = source.moment is not None
+        now = min(source.now, source.history.rates.end)
+        marks = marks_of(source.history.changes.between(now + float(series.ages[0]), now), now)
+        self.plot.show_series(series, self.window_choice.value, marks, past=past)
+        told = past or source.live
+        rates = (source.history.rates.rate(name, None if not past else now) for name in ("prompt", "output"))
+        prompt, output = (0.0 if source.idle else rate for rate in rates)
+        self._rate.say(f"{output:,.0f} tok/s" if told else "")
+        self._legend.set_entries(_throughput_entries(prompt if told else None))
+
+
+def _throughput_entries(prompt: float | None) -> list[LegendEntry]:
+    rate = f" {prompt:,.0f} tok/s" if prompt is not None else ""
+    return [LegendEntry("output", "decode", "line"), LegendEntry(f"prompt{rate}", "prefill", "dashed")]
 
 
 @dataclass(frozen=True, slots=True)
 class GapCurves:
-    """ITL percentiles per bin of :data:`BIN` seconds; NaN in a bin without gaps."""
+    """ITL percentiles of each of some equal stretches of time; NaN in one without gaps."""
 
     ages: np.ndarray
     p50: np.ndarray
     p99: np.ndarray
 
 
-def gap_curves(times: np.ndarray, gaps: np.ndarray, end: float) -> GapCurves:
-    """times, gaps: [n] in seconds, times rising."""
-    if not len(times):
+def gap_curves(gaps: SampleSet, now: float) -> GapCurves:
+    """Over the time from the oldest sample to ``now``, in at most :data:`CURVE_POINTS` stretches."""
+    if not len(gaps):
         return GapCurves(np.zeros(0), np.zeros(0), np.zeros(0))
-    bins = np.floor((end - times) / BIN).astype(np.int64)
+    apart = max(2 * FINEST, (now - float(gaps.times[0])) / CURVE_POINTS)
+    bins = np.floor((now - gaps.times) / apart).astype(np.int64)
     oldest = int(bins[0])
     p50, p99 = np.full(oldest + 1, np.nan), np.full(oldest + 1, np.nan)
     edges = np.searchsorted(-bins, np.arange(-oldest, 2))
     for index in range(oldest + 1):
-        part = gaps[edges[index] : edges[index + 1]]
-        found = percentiles(part)
-        if found.count:
+        part = slice(edges[index], edges[index + 1])
+        found = percentiles(gaps.values[part], gaps.weights[part])
+        if found.p50 is not None and found.p99 is not None:
             p50[index], p99[index] = found.p50, found.p99
-    ages = np.minimum(-(np.arange(oldest, -1, -1) + 0.5) * BIN, 0.0)
+    ages = np.minimum(-(np.arange(oldest, -1, -1) + 0.5) * apart, 0.0)
     ages[-1] = 0.0
     return GapCurves(ages, p50, p99)
 
 
 @dataclass(frozen=True, slots=True)
-class FirstToken:
-    age: float
-    ttft: float
-    request_id: int
+class Dots:
+    """A latency of single requests: seconds before the right edge, seconds it took, request ids; all [n]."""
+
+    ages: np.ndarray
+    seconds: np.ndarray
+    request_ids: np.ndarray
+
+    @classmethod
+    def of(cls, samples: SampleSet, now: float) -> Dots:
+        fit = np.isfinite(samples.values) & (samples.values > 0)
+        return cls(samples.times[fit] - now, samples.values[fit], samples.request_ids[fit])
 
 
-class LatencyPlot(Plot):
-    """Time to first token as dots in the request's hue, gaps between tokens as two curves; both on a log scale."""
+NO_DOTS = Dots(np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64))
+
+
+class LatencyPlot(AgePlot):
+    """TTFT as dots and E2EL as squares in the request's hue, ITL as two curves; all on a log scale."""
 
     def __init__(self, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
         super().__init__(theme, parent)
@@ -130,19 +154,16 @@ class LatencyPlot(Plot):
         self.y_range = (0.01, 1.0)
         self._selection = selection
         self._curves = GapCurves(np.zeros(0), np.zeros(0), np.zeros(0))
-        self._first_tokens: list[FirstToken] = []
-        self.setAccessibleName("Time to first token and time between tokens over the last minute")
+        self._ttft = self._e2el = NO_DOTS
+        self.setAccessibleName("Time to first token, time between tokens and time to the last token, over time")
 
-    def show_latency(self, curves: GapCurves, first_tokens: list[FirstToken]) -> None:
-        self._curves = curves
-        self._first_tokens = [f for f in first_tokens if math.isfinite(f.ttft) and f.ttft > 0]
+    def show_latency(self, curves: GapCurves, ttft: Dots, e2el: Dots) -> None:
+        self._curves, self._ttft, self._e2el = curves, ttft, e2el
         self._lay_out()
         self.update()
 
     def _lay_out(self) -> None:
-        ages = [-f.age for f in self._first_tokens] + [-float(a) for a in self._curves.ages[:1]]
-        age_axis(self, max(ages, default=0.0))
-        values = np.concatenate([self._curves.p50, self._curves.p99, [f.ttft for f in self._first_tokens]])
+        values = np.concatenate([self._curves.p50, self._curves.p99, self._ttft.seconds, self._e2el.seconds])
         values = values[np.isfinite(values) & (values > 0)]
         low = max((d for d in _DECADES if d <= values.min(initial=0.02)), default=_DECADES[0])
         high = min((d for d in _DECADES if d >= values.max(initial=0.5)), default=_DECADES[-1])
@@ -158,17 +179,57 @@ class LatencyPlot(Plot):
 
     def paint_data(self, painter: QPainter) -> None:
         curves, theme = self._curves, self.theme
+        self.paint_marks(painter)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        for dots, square in ((self._e2el, True), (self._ttft, False)):
+            self._paint_dots(painter, dots, square=square)
         self.paint_curve(painter, curves.ages, curves.p99, QPen(theme.muted, 1.5, Qt.PenStyle.DotLine))
         self.paint_curve(painter, curves.ages, curves.p50, QPen(theme.text, 1.5))
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        for first in self._first_tokens:
-            color: QColor = request_color(first.request_id, theme)
-            chosen = first.request_id == self._selection.request_id
-            painter.setPen(QPen(theme.text, 1.5) if chosen else Qt.PenStyle.NoPen)
-            painter.setBrush(QBrush(color))
-            radius = 4.5 if chosen else 3.0
-            x, y = self.x_pixel(first.age), self.y_pixel(first.ttft)
-            painter.drawEllipse(QRectF(x - radius, y - radius, 2 * radius, 2 * radius))
+
+    def _paint_dots(self, painter: QPainter, dots: Dots, *, square: bool) -> None:
+        """The newest of those that would lie on each other, and the selected request's over all."""
+        if not len(dots.ages):
+            return
+        xs = np.array([self.x_pixel(age) for age in dots.ages.tolist()])
+        low, high = self.y_range
+        ys = np.array([self.y_pixel(value) for value in np.clip(dots.seconds, low, high).tolist()])
+        places = np.rint(ys / DOT_PIXELS) + 100_000 * np.rint(xs / DOT_PIXELS)
+        _, newest = np.unique(places[::-1], return_index=True)
+        chosen = np.flatnonzero(dots.request_ids == (self._selection.request_id or 0))
+        for index in (len(xs) - 1 - newest).tolist():
+            self._paint_dot(painter, QPointF(xs[index], ys[index]), int(dots.request_ids[index]), 2.5, square)
+        for index in chosen.tolist():
+            self._paint_dot(painter, QPointF(xs[index], ys[index]), int(dots.request_ids[index]), 4.5, square)
+
+    def _paint_dot(self, painter: QPainter, at: QPointF, request_id: int, radius: float, square: bool) -> None:
+        color = request_color(request_id, self.theme)
+        outline = self.theme.text if radius > 3 else color
+        painter.setPen(QPen(outline, 1.5) if radius > 3 or square else Qt.PenStyle.NoPen)
+        painter.setBrush(Qt.BrushStyle.NoBrush if square else QBrush(color))
+        box = QRectF(at.x() - radius, at.y() - radius, 2 * radius, 2 * radius)
+        if square:
+            painter.drawRect(box)
+        else:
+            painter.drawEllipse(box.adjusted(-0.5, -0.5, 0.5, 0.5))
+
+
+class LatencyContent(QWidget):
+    """The figures above the plot, where there is height for both."""
+
+    def __init__(self, theme: Theme, plot: LatencyPlot) -> None:
+        super().__init__()
+        self.plot = plot
+        self.table = FigureTable("Percentiles of the latencies", theme, ("p50", "p90", "p99"))
+        self.table.show_rows(_latency_rows(NO_SAMPLE, NO_SAMPLE, NO_SAMPLE))
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(SPACING // 2)
+        column.addWidget(self.table)
+        column.addWidget(plot, 1)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self.table.setVisible(self.height() >= TABLE_HEIGHT)
 
 
 class LatencyPanel(ScopePanel):
@@ -177,30 +238,78 @@ class LatencyPanel(ScopePanel):
 
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
         self.plot = LatencyPlot(theme, selection)
-        super().__init__("Latency", source, theme, selection, self.plot, parent)
-        self._legend = Legend(theme, _latency_entries(NO_SAMPLE, NO_SAMPLE))
-        self._legend.setToolTip("Of the last minute. TTFT: arrival to first token. ITL: time between two tokens.")
+        self.figures = LatencyContent(theme, self.plot)
+        super().__init__("Latency", source, theme, selection, self.figures, parent)
+        self._legend = Legend(theme, _latency_entries(NO_SAMPLE, NO_SAMPLE, NO_SAMPLE))
         self.add_trailing(self._legend)
+        self.priority_choice = MenuChoice("Priority", "Of the requests of which priority; the lower number goes first")
+        self.priority_choice.set_options([("all priorities", None)])
+        self.priority_choice.hide()
+        self.window_choice = window_choice()
+        for choice in (self.priority_choice, self.window_choice):
+            choice.chosen.connect(self.show_anew)
+            self.add_trailing(choice)
 
     def has_content(self) -> bool:
-        return bool(self.source.history.latency.first_tokens)
+        begin = self.source.history.latency.begin
+        return begin is not None and begin <= self.source.now
 
     def refresh(self) -> None:
-        latency: Latency = self.source.history.latency
-        times, gaps = latency.gaps()
-        end = latency.end
-        fresh = [FirstToken(t - end, ttft, i) for t, ttft, i in latency.first_tokens if t >= end - WINDOW_SECONDS]
-        self.plot.show_latency(gap_curves(times, gaps, end), fresh)
-        self._legend.set_entries(_latency_entries(latency.ttft(), latency.itl()))
+        latency, source = self.source.history.latency, self.source
+        now, window = source.now, self.window_choice.value
+        begin = now - window
+        seen = latency.ttft.priorities(begin, now) + latency.e2el.priorities(begin, now)
+        self._offer_priorities(sorted(set(seen)))
+        mine = (begin, now, self.priority_choice.value)
+        ttft, itl, e2el = latency.ttft.between(*mine), latency.itl.between(*mine), latency.e2el.between(*mine)
+        oldest = max((now - float(s.times[0]) for s in (ttft, itl, e2el) if len(s)), default=0.0)
+        marks = marks_of(source.history.changes.between(now - oldest, now), now)
+        self.plot.show_ages(oldest, window, marks, past=source.moment is not None)
+        self.plot.show_latency(gap_curves(itl, now), Dots.of(ttft, now), Dots.of(e2el, now))
+        self._say(ttft.percentiles(), itl.percentiles(), e2el.percentiles())
+
+    def _offer_priorities(self, seen: list[int]) -> None:
+        choice = self.priority_choice
+        if choice.value is not None and choice.value not in seen:
+            seen = sorted({*seen, choice.value})  # what was chosen is not taken back while it has no samples
+        choice.set_options([("all priorities", None), *((f"priority {p:,}", p) for p in seen)])
+        choice.setVisible(len(seen) > 1 or choice.value is not None)
+
+    def _say(self, ttft: Percentiles, itl: Percentiles, e2el: Percentiles) -> None:
+        self.figures.table.show_rows(_latency_rows(ttft, itl, e2el))
+        self._legend.set_entries(_latency_entries(ttft, itl, e2el))
 
     def clear(self) -> None:
         super().clear()
-        self._legend.set_entries(_latency_entries(NO_SAMPLE, NO_SAMPLE))
+        self._say(NO_SAMPLE, NO_SAMPLE, NO_SAMPLE)
+        self._offer_priorities([])
 
 
-def _latency_entries(ttft: Percentiles, itl: Percentiles) -> list[LegendEntry]:
+def _latency_entries(ttft: Percentiles, itl: Percentiles, e2el: Percentiles) -> list[LegendEntry]:
+    """The marks of the plot, with the medians."""
     return [
-        LegendEntry(f"TTFT p50 {seconds_label(ttft.p50)} · p99 {seconds_label(ttft.p99)}", "accent", "dot"),
-        LegendEntry(f"ITL p50 {seconds_label(itl.p50)}", "text", "line"),
+        LegendEntry(f"TTFT {seconds_label(ttft.p50)}", "accent", "dot"),
+        LegendEntry(f"ITL {seconds_label(itl.p50)}", "text", "line"),
         LegendEntry(f"p99 {seconds_label(itl.p99)}", "muted", "dashed"),
+        LegendEntry(f"E2EL {seconds_label(e2el.p50)}", "accent", "frame"),
+    ]
+
+
+_MEANINGS = {
+    "TTFT": "from arrival to the first token",
+    "ITL": "from one token to the next",
+    "E2EL": "from arrival to the end of the answer",
+}
+
+
+def _latency_rows(ttft: Percentiles, itl: Percentiles, e2el: Percentiles) -> list[FigureRow]:
+    named = (("TTFT", ttft, "dot"), ("ITL", itl, "line"), ("E2EL", e2el, "frame"))
+    return [
+        FigureRow(
+            name,
+            tuple("n/a" if value is None else seconds_label(value) for value in (found.p50, found.p90, found.p99)),
+            LegendEntry(name, "text" if name == "ITL" else "accent", swatch),
+            f"{name}, {_MEANINGS[name]}: {found.count:,} in the window",
+        )
+        for name, found, swatch in named
     ]

@@ -9,8 +9,10 @@ from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QWidget
 
+from app.scope.changes import KnobChanges
+from app.scope.latency import Latency
 from app.scope.ledger_history import LedgerHistory
-from app.scope.rates import Latency, Throughput
+from app.scope.rates import Rates
 from app.scope.steps import StepHistory
 from app.scope.waits import LineHistory
 from app.selection import Selection
@@ -32,25 +34,28 @@ class RunHistory:
     """What a run looked like over time: folds beside the run state, fed with the same records."""
 
     steps: StepHistory = field(default_factory=StepHistory)
-    throughput: Throughput = field(default_factory=Throughput)
+    rates: Rates = field(default_factory=Rates)
     latency: Latency = field(default_factory=Latency)
     lanes: Lanes = field(default_factory=Lanes)
+    changes: KnobChanges = field(default_factory=KnobChanges)
     ledger: LedgerHistory = field(default_factory=LedgerHistory)
     line: LineHistory = field(default_factory=LineHistory)
 
     def restore(self, keyframe: Keyframe) -> None:
         self.steps.restore(keyframe)
-        self.throughput.restore(keyframe)
+        self.rates.restore(keyframe)
         self.latency.restore(keyframe)
         self.lanes.restore(keyframe)
+        self.changes.restore(keyframe)
         self.ledger.restore(keyframe)
         self.line.restore(keyframe)
 
     def apply(self, record: StepRecord) -> None:
         self.steps.apply(record)
-        self.throughput.apply(record)
+        self.rates.apply(record)
         self.latency.apply(record)
         self.lanes.apply(record)
+        self.changes.apply(record)
         self.ledger.apply(record)
         self.line.apply(record)
 
@@ -188,12 +193,16 @@ class ScopePanel(Card):
             self.clear()
         self.refreshed.emit()
 
-    def _selection_changed(self, _request_id: int | None) -> None:
+    def show_anew(self) -> None:
+        """What is to be shown has changed, though the source has not."""
         self._stale = True
         self._refresh_if_seen()
 
+    def _selection_changed(self, _request_id: int | None) -> None:
+        self.show_anew()
+
     def _theme_changed(self) -> None:
-        self._selection_changed(None)
+        self.show_anew()
         self.content.update()
 
     def showEvent(self, event: QShowEvent) -> None:

@@ -1,0 +1,122 @@
+"""A small table of figures, painted: names on the left, right-aligned columns. It changes several times a second, so it
+asks for a repaint only where a text has changed, and never for a new layout unless rows come or go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QEvent, QRectF, QSize, Qt
+from PySide6.QtGui import QFont, QFontMetrics, QPainter, QPaintEvent
+from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
+
+from app.theme import AXIS_PX, SPACING, Theme
+from app.widgets import LegendEntry, paint_swatch
+
+ROW = 18
+"""Height of a row in pixels."""
+SWATCH = 10
+LEAST_NAME = 40
+
+
+@dataclass(frozen=True, slots=True)
+class FigureRow:
+    name: str
+    cells: tuple[str, ...]
+    """One text for each column."""
+    swatch: LegendEntry | None = None
+    tip: str = ""
+
+
+class FigureTable(QWidget):
+    def __init__(self, name: str, theme: Theme, columns: Sequence[str], parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self._columns = tuple(columns)
+        self._small = QFont(self.font())
+        self._small.setPixelSize(AXIS_PX)
+        self._bold = QFont(self.font())
+        self._bold.setBold(True)
+        self._widths: list[int] = []
+        self.rows: tuple[FigureRow, ...] = ()
+        self.setAccessibleName(name)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        theme.changed.connect(self.update)
+
+    def show_rows(self, rows: Sequence[FigureRow], columns: Sequence[str] | None = None) -> None:
+        """``columns``: other headings than those so far."""
+        rows, columns = tuple(rows), self._columns if columns is None else tuple(columns)
+        if rows == self.rows and columns == self._columns:
+            return
+        longer = len(rows) != len(self.rows)
+        self.rows, self._columns = rows, columns
+        bold, small = QFontMetrics(self._bold), QFontMetrics(self._small)
+        self._widths = [
+            max(small.horizontalAdvance(head), *(bold.horizontalAdvance(row.cells[i]) for row in rows), 0)
+            for i, head in enumerate(columns)
+        ]
+        self.setAccessibleDescription("; ".join(self._spoken(row) for row in rows))
+        if longer:
+            self.updateGeometry()
+        self.update()
+
+    def _spoken(self, row: FigureRow) -> str:
+        return f"{row.name}: " + ", ".join(f"{h} {c}".strip() for h, c in zip(self._columns, row.cells, strict=True))
+
+    def sizeHint(self) -> QSize:
+        return QSize(200, ROW * (len(self.rows) + 1))
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(0, self.sizeHint().height())
+
+    def _rights(self) -> list[int]:
+        """The right edge of each column: as far apart as there is room, up to twice the columns' widths."""
+        if not self._widths:
+            return []
+        spare = self.width() - LEAST_NAME - sum(self._widths)
+        gap = max(SPACING // 2, min(4 * SPACING, spare // (len(self._widths) + 1)))
+        rights, right = [], self.width()
+        for width in reversed(self._widths):
+            rights.append(right)
+            right -= width + gap
+        return rights[::-1]
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        theme, rights = self._theme, self._rights()
+        if not rights:
+            return
+        painter.setFont(self._small)
+        painter.setPen(theme.muted)
+        for head, right, width in zip(self._columns, rights, self._widths, strict=True):
+            self._draw(painter, QRectF(right - width - SPACING, 0, width + SPACING, ROW), head, right=True)
+        names_end = rights[0] - self._widths[0] - SPACING // 2
+        for index, row in enumerate(self.rows, 1):
+            top, left = index * ROW, 0
+            if row.swatch is not None:
+                box = QRectF(0, top + (ROW - SWATCH) // 2, SWATCH, SWATCH)
+                paint_swatch(painter, box, getattr(theme, row.swatch.token), row.swatch.pattern, theme.card)
+                left = SWATCH + 5
+            painter.setFont(self.font())
+            painter.setPen(theme.muted)
+            room = max(0, names_end - left)
+            name = painter.fontMetrics().elidedText(row.name, Qt.TextElideMode.ElideRight, room)
+            self._draw(painter, QRectF(left, top, room, ROW), name)
+            painter.setFont(self._bold)
+            painter.setPen(theme.text)
+            for cell, right, width in zip(row.cells, rights, self._widths, strict=True):
+                self._draw(painter, QRectF(right - width, top, width, ROW), cell, right=True)
+
+    def _draw(self, painter: QPainter, box: QRectF, text: str, *, right: bool = False) -> None:
+        side = Qt.AlignmentFlag.AlignRight if right else Qt.AlignmentFlag.AlignLeft
+        painter.drawText(box, side | Qt.AlignmentFlag.AlignVCenter | Qt.TextFlag.TextDontClip, text)
+
+    def event(self, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.ToolTip:
+            index = event.pos().y() // ROW - 1
+            row = self.rows[index] if 0 <= index < len(self.rows) else None
+            if row is not None:
+                QToolTip.showText(event.globalPos(), row.tip or self._spoken(row), self)
+                return True
+            QToolTip.hideText()
+        return super().event(event)
