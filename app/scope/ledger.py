@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from PySide6.QtCore import QModelIndex, QObject, Qt
+from PySide6.QtCore import QModelIndex, QObject, Qt, Signal
 from PySide6.QtWidgets import QWidget
 
+from app.chat.elided import ElidedLabel
+from app.scope.ledger_history import LedgerEntry
 from app.scope.panel import ScopePanel, ScopeSource
 from app.scope.reasons import ledger_sentence
-from app.scope.tables import ROOT, ColumnModel, Index, make_table
+from app.scope.tables import ROOT, ColumnModel, Index, make_table, stacked
 from app.selection import Selection
 from app.theme import Theme
 from app.words import bytes_label, count, seconds_label
 from engine.events import Preempted
 from engine.request import request_name
-from engine.run_state import LedgerEntry
 
 COLUMNS = ("step", "request", "for", "cost", "lost", "rule")
 _WIDTHS = (48, 58, 58, 140, 54)
@@ -27,7 +28,7 @@ _TIPS = (
     "Who gave way, or was rejected",
     "For whom room was made",
     "What it cost: computed tokens lost, to be computed again, or blocks moved to host memory",
-    "Time lost: from the preemption until the request was again where it had been; … until then",
+    "Time lost: from the preemption until the request was again where it had been; … until then, – where it never was",
     "Why this one",
 )
 
@@ -40,20 +41,23 @@ class LedgerModel(ColumnModel):
         self.entries: list[LedgerEntry] = []
         self.block_bytes = 0
         """Of one KV block; 0: not known."""
-        self._completed = 0
+        self.last_step: int | None = None
+        """The step as of which the entries are shown; None: the newest."""
+        self._outcomes = 0
 
-    def show_entries(self, entries: list[LedgerEntry]) -> bool:
-        """entries: oldest first. Returns whether there are others than before; old ones may have been completed."""
-        completed = sum(1 for entry in entries if entry.recovered is not None or entry.dropped)
-        if completed != self._completed and self.entries:
-            self._completed = completed
+    def show_entries(self, entries: list[LedgerEntry], last_step: int | None = None) -> None:
+        """entries: oldest first, none later than ``last_step``; what followed from old ones may have become known."""
+        outcomes = sum(1 for entry in entries if entry.outcome != "open" or entry.dropped)
+        stale = outcomes != self._outcomes or last_step != self.last_step
+        self._outcomes, self.last_step = outcomes, last_step
+        if stale and self.entries:
             self.dataChanged.emit(self.index(0, _COST), self.index(len(self.entries) - 1, _LOST))
         newest = entries[::-1]
         if len(newest) == len(self.entries) and (not newest or newest[0] is self.entries[0]):
-            return False
+            return
         known = self.entries[0] if self.entries else None
         added = next((i for i, entry in enumerate(newest) if entry is known), None)
-        if added is not None and newest[added:] == self.entries:
+        if added and len(newest) == added + len(self.entries) and newest[-1] is self.entries[-1]:
             self.beginInsertRows(QModelIndex(), 0, added - 1)
             self.entries = newest
             self.endInsertRows()
@@ -61,13 +65,12 @@ class LedgerModel(ColumnModel):
             self.beginResetModel()
             self.entries = newest
             self.endResetModel()
-        return True
 
     def rowCount(self, parent: Index = ROOT) -> int:
         return 0 if parent.isValid() else len(self.entries)
 
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        entry, column = self.entries[index.row()], index.column()
+        entry, column = self.entries[index.row()].as_of(self.last_step), index.column()
         if role == Qt.ItemDataRole.DisplayRole:
             return cell_text(entry, column, self.block_bytes)
         if role in (Qt.ItemDataRole.ToolTipRole, Qt.ItemDataRole.AccessibleTextRole):
@@ -78,6 +81,9 @@ class LedgerModel(ColumnModel):
         if role == Qt.ItemDataRole.DecorationRole and column == _FOR and isinstance(entry.event, Preempted):
             return self._swatches.request(entry.event.beneficiary)
         return None
+
+
+_LOST_WORDS = {"open": "…", "recovered": "", "again": "again", "ended": "–", "unseen": "–"}
 
 
 def cell_text(entry: LedgerEntry, column: int, block_bytes: int = 0) -> str:
@@ -93,7 +99,7 @@ def cell_text(entry: LedgerEntry, column: int, block_bytes: int = 0) -> str:
     if column == _COST:
         return _cost(event, block_bytes)
     if column == _LOST:
-        return "…" if entry.recovered is None else seconds_label(entry.recovered.seconds)
+        return _LOST_WORDS[entry.outcome] if entry.recovered is None else seconds_label(entry.recovered.seconds)
     return event.rule
 
 
@@ -110,36 +116,54 @@ class LedgerPanel(ScopePanel):
         "written here; the scenario kv-crunch in the Load panel (View ▸ Load, or Ctrl+3) makes it happen."
     )
     refresh_seconds = 0.2
+    moment_wanted = Signal(float)
+    """An entry was clicked, or Enter pressed on it: the end of its step, engine clock."""
 
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
         self.model = LedgerModel(theme)
         self.table = make_table("Preemption ledger")
-        super().__init__("Preemptions", source, theme, selection, self.table, parent)
+        self.table.setAccessibleDescription("Enter shows the moment of an entry on the timeline")
+        self.totals = ElidedLabel("muted")
+        self.totals.setAccessibleName("What preemptions have cost")
+        super().__init__("Preemptions", source, theme, selection, stacked(self.table, self.totals), parent)
         self.model.setParent(self)
         self.table.setModel(self.model)
         for column, width in enumerate(_WIDTHS):
             self.table.setColumnWidth(column, width)
         self.table.resized.connect(self._fit)
         self.table.clicked.connect(self._clicked)
-        self.table.activated.connect(self._clicked)
+        self.table.activated.connect(self._show_moment)
         self.table.selectionModel().currentRowChanged.connect(self._row_chosen)
         self._following = False
         self._summary = self.add_figure()
 
     def has_content(self) -> bool:
-        return bool(self.source.state.ledger)
+        return self.source.history.ledger.any_until(self.source.last_step)
 
     def refresh(self) -> None:
         self._following = True  # the view moves its current row when rows come: that is no choice of the user's
         self.model.block_bytes = self.source.block_bytes
-        self.model.show_entries(list(self.source.state.ledger))
+        last_step = self.source.last_step
+        self.model.show_entries(self.source.history.ledger.until(last_step), last_step)
         self._follow_selection()
         self._following = False
-        totals = self.source.state.totals
+        self._summary.say(f"{self.source.state.totals.preemptions:,}")
+        self._summary.setToolTip("Preemptions since the engine started")
+        self.totals.setText(self._costs())
+
+    def _costs(self) -> str:
+        """What all of them have cost by now."""
+        totals, block_bytes = self.source.state.totals, self.source.block_bytes
         parts = [count(totals.preemptions, "preemption"), f"{count(totals.recomputed_tokens, 'token')} computed again"]
-        if totals.swapped_out_blocks:
-            parts.append(f"{count(totals.swapped_out_blocks, 'block')} swapped out")
-        self._summary.say(" · ".join(parts))
+        moved = totals.swapped_out_blocks + totals.swapped_in_blocks
+        if moved:
+            parts.append(f"{bytes_label(moved * block_bytes) if block_bytes else count(moved, 'block')} moved")
+        lost = self.source.history.ledger.seconds_lost(self.source.last_step)
+        if lost:
+            parts.append(f"{seconds_label(lost)} lost")
+        if totals.rejected:
+            parts.append(f"{totals.rejected:,} rejected")
+        return " · ".join(parts)
 
     def _fit(self) -> None:
         room = self.table.viewport().width() - sum(_WIDTHS)
@@ -159,9 +183,14 @@ class LedgerPanel(ScopePanel):
             self.selection.select(self.model.entries[current.row()].event.request_id)
 
     def _clicked(self, index: QModelIndex) -> None:
-        entry = self.model.entries[index.row()]
-        other = index.column() == _FOR and isinstance(entry.event, Preempted)
-        self.selection.select(entry.event.beneficiary if other else entry.event.request_id)
+        """What is in a cell is selected: under "for" the one for whom room was made. Then the moment is shown."""
+        event = self.model.entries[index.row()].event
+        other = index.column() == _FOR and isinstance(event, Preempted)
+        self.selection.select(event.beneficiary if other else event.request_id)
+        self._show_moment(index)
+
+    def _show_moment(self, index: QModelIndex) -> None:
+        self.moment_wanted.emit(self.model.entries[index.row()].time)
 
 
 def _involved(entry: LedgerEntry) -> tuple[int, ...]:

@@ -1,106 +1,36 @@
-"""The queue: every request that is not finished, and in a sentence what it does or why it waits."""
+"""The queue: every request that is not finished, what it does or why it waits in a sentence, and a way to hurry it.
+
+A priority is changed by dragging a waiting row to another place, with the keys − and +, or in the field below the
+table. It counts from the next step on; until then the column shows it as ``→ 2``.
+"""
 
 from __future__ import annotations
 
-from typing import Any
-
-from PySide6.QtCore import QModelIndex, QObject, Qt
-from PySide6.QtWidgets import QAbstractItemView, QLabel, QVBoxLayout, QWidget
+from PySide6.QtCore import QModelIndex, QSignalBlocker, Qt, Signal
+from PySide6.QtGui import QKeySequence, QShortcut
+from PySide6.QtWidgets import QAbstractItemView, QHBoxLayout, QSpinBox, QWidget
 
 from app.scope.panel import START_SOMETHING, ScopePanel, ScopeSource
-from app.scope.reasons import MOST_LISTED, WAITING_PHASES, QueueRow, queue_rows
-from app.scope.tables import ROOT, ROW_HEIGHT, ROW_MARGIN, ColumnModel, Index, TopDelegate, make_table
+from app.scope.priorities import MOST, Standing, priority_between
+from app.scope.queue_model import BLOCKS, PRIORITY, STATE, TOKENS, USER, WAIT, WHY, QueueModel
+from app.scope.reasons import MOST_LISTED, WAITING_PHASES, Queue, QueueRow, queue_of
+from app.scope.tables import ROW_HEIGHT, ROW_MARGIN, TopDelegate, make_table, stacked
+from app.scope.waits import wait_words
 from app.selection import Selection
 from app.theme import SPACING, Theme
 from app.widgets import label
-from app.words import count
 from engine.request import request_name
 
-COLUMNS = ("request", "state", "tokens", "blocks", "prio", "user", "why")
-_WIDTHS = (58, 100, 84, 48, 36, 64)
-_TOKENS, _BLOCKS, _PRIORITY, _USER, _WHY = 2, 3, 4, 5, 6
+_WIDTHS = (58, 100, 84, 48, 40, 64, 62)
+SWATCH_PIXELS = 26
+"""A state that is shown by its swatch alone."""
 WHY_PIXELS = 170
 """The reasons are what the table is for: where they would get less, other columns go."""
-_FIRST_TO_GO = (_USER, _BLOCKS, _PRIORITY, _TOKENS)
-_TIPS = (
-    "Number of the request, in its hue",
-    "What the last step did for it",
-    "Tokens computed / prompt and output tokens so far",
-    "KV blocks in its table",
-    "Priority: lower runs first",
-    "Who sent it",
-    "What it does, or why it waits",
-)
-_STATE_NAMES = {"stalled": "running"}
-
-
-class QueueModel(ColumnModel):
-    """Rows keep their place while the requests stay the same; then only cells that differ are announced."""
-
-    def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
-        super().__init__(theme, COLUMNS, _TIPS, parent)
-        self.rows: list[QueueRow] = []
-
-    def show_rows(self, rows: list[QueueRow]) -> None:
-        wanted = {row.request_id for row in rows}
-        known = {row.request_id for row in self.rows}
-        staying = [row.request_id for row in self.rows if row.request_id in wanted]
-        if staying != [row.request_id for row in rows if row.request_id in known]:
-            self.beginResetModel()
-            self.rows = list(rows)
-            self.endResetModel()
-            return
-        for place in [i for i, row in enumerate(self.rows) if row.request_id not in wanted][::-1]:
-            self.beginRemoveRows(QModelIndex(), place, place)
-            del self.rows[place]
-            self.endRemoveRows()
-        for place, row in enumerate(rows):
-            if row.request_id not in known:
-                self.beginInsertRows(QModelIndex(), place, place)
-                self.rows.insert(place, row)
-                self.endInsertRows()
-            elif self.rows[place] != row:
-                self.rows[place] = row
-                self.dataChanged.emit(self.index(place, 0), self.index(place, len(COLUMNS) - 1))
-
-    def place_of(self, request_id: int | None) -> int | None:
-        return next((i for i, row in enumerate(self.rows) if row.request_id == request_id), None)
-
-    def rowCount(self, parent: Index = ROOT) -> int:
-        return 0 if parent.isValid() else len(self.rows)
-
-    def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
-        row, column = self.rows[index.row()], index.column()
-        if role == Qt.ItemDataRole.DisplayRole:
-            return cell_text(row, column)
-        if role == Qt.ItemDataRole.ToolTipRole:
-            return row_sentence(row)
-        if role == Qt.ItemDataRole.DecorationRole and column < 2:
-            return self._swatches.request(row.request_id) if column == 0 else self._swatches.state(row.phase)
-        if role == Qt.ItemDataRole.AccessibleTextRole:
-            return f"{COLUMNS[column]} {cell_text(row, column)}"
-        return None
-
-
-def row_sentence(row: QueueRow) -> str:
-    """All of a row, for those columns that the panel has no room for."""
-    user = f", of {row.user}" if row.user else ""
-    blocks = count(row.blocks, "block")
-    return f"Request {request_name(row.request_id)}{user}, priority {row.priority}, {blocks}.\n{row.why}"
-
-
-def cell_text(row: QueueRow, column: int) -> str:
-    if column == 0:
-        return request_name(row.request_id)
-    if column == 1:
-        return _STATE_NAMES.get(row.phase, row.phase)
-    if column == 2:
-        return f"{row.computed:,} / {row.tokens:,}"
-    if column == 3:
-        return f"{row.blocks:,}"
-    if column == 4:
-        return str(row.priority)
-    return row.user if column == 5 else row.why
+_FIRST_TO_GO = (USER, BLOCKS, TOKENS, PRIORITY, WAIT)
+PATIENCE = 50
+"""Steps after which a priority is no longer expected to come: the engine may be some ahead of what is shown."""
+MOST_FITTED = 64
+"""Of more rows only those that are seen are made as high as their reasons."""
 
 
 class QueuePanel(ScopePanel):
@@ -108,49 +38,172 @@ class QueuePanel(ScopePanel):
 
     empty_text = f"No requests. {START_SOMETHING}, and see here why each one waits."
     refresh_seconds = 0.2
+    priority_wanted = Signal(int, int)
+    """(request, the priority that it is to have)."""
 
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
         self.model = QueueModel(theme)
         self.table = make_table("Queue: requests and why they wait")
+        self.table.setAccessibleDescription("Minus and plus change the priority of the selected request")
         self.sentence = label("", "muted")
         self.sentence.setWordWrap(True)
         self.sentence.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.sentence.setAccessibleName("Why the selected request waits")
-        super().__init__("Queue", source, theme, selection, _column(self.table, self.sentence), parent)
+        self.priority = _PriorityField()
+        super().__init__("Queue", source, theme, selection, self._layout(), parent)
         self.model.setParent(self)
-        self.table.setModel(self.model)
-        for column, width in enumerate(_WIDTHS):
-            self.table.setColumnWidth(column, width)
-        self.table.setWordWrap(True)
-        self.table.setItemDelegate(TopDelegate(self.table))
-        self.table.selectionModel().currentRowChanged.connect(self._row_chosen)
-        # Whether the bar is there must not depend on the rows, whose heights depend on the room beside it.
-        self.table.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOn)
-        self.table.resized.connect(self._fit)
+        self._build_table()
+        self.priority.valueChanged.connect(self._priority_typed)
         self._heights: dict[tuple[int, str], int] = {}
+        self._asked: dict[int, int] = {}
+        """For each priority that is pending, the step after which it was asked for."""
         self._summary = self.add_figure()
         self._following = False
+
+    def _layout(self) -> QWidget:
+        self._priority_title = label("priority", "muted")
+        foot = QWidget()
+        row = QHBoxLayout(foot)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(SPACING)
+        row.addWidget(self.sentence, 1)
+        for widget in (self._priority_title, self.priority):
+            row.addWidget(widget, 0, Qt.AlignmentFlag.AlignTop)
+        return stacked(self.table, foot)
+
+    def _build_table(self) -> None:
+        table = self.table
+        table.setModel(self.model)
+        table.setWordWrap(True)
+        table.setItemDelegate(TopDelegate(table))
+        table.setDragDropMode(QAbstractItemView.DragDropMode.InternalMove)
+        table.setDragDropOverwriteMode(False)
+        table.setDropIndicatorShown(True)
+        # Whether the bar is there must not depend on the rows, whose heights depend on the room beside it.
+        table.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOn)
+        table.selectionModel().currentRowChanged.connect(self._row_chosen)
+        table.resized.connect(self._fit)
+        table.verticalScrollBar().valueChanged.connect(self._fit_rows)
+        self.model.dropped.connect(self._row_dropped)
+        for keys, change in ((("+", "="), 1), (("-",), -1)):
+            for key in keys:
+                shortcut = QShortcut(QKeySequence(key), table)
+                shortcut.setContext(Qt.ShortcutContext.WidgetShortcut)
+                shortcut.activated.connect(lambda change=change: self._change_priority(change))
+
+    # Showing -----------------------------------------------------------------------------------------------------
 
     def has_content(self) -> bool:
         return bool(self.source.state.requests)
 
     def refresh(self) -> None:
-        state = self.source.state
-        rows = queue_rows(state, self.source.scheduler, self.selection.request_id)
+        source, history = self.source, self.source.history
+        queue = queue_of(
+            source.state,
+            source.scheduler,
+            history.ledger,
+            history.line.rates(source.now),
+            last_step=source.last_step,
+            chosen=self.selection.request_id,
+        )
+        self._forget_pending()
+        self.model.movable = self.locked() == "" and source.state.order == "priority"
         self._following = True  # a row that goes moves the view's current row: that is no choice of the user's
-        self.model.show_rows(rows)
+        self.model.show_rows(queue.rows)
         self._following = False
         self._fit()
         self._follow_selection()
-        self._summary.say(self._counts(len(rows)))
-        self.sentence.setText(self._sentence(rows))
+        self._summary.say(self._counts(queue))
+        self._say_about(queue.rows)
 
-    def _counts(self, listed: int) -> str:
-        running, waiting = self.source.state.num_running, self.source.state.num_waiting
+    def _counts(self, queue: Queue) -> str:
         when = "" if self.source.live else "when the engine ended: "
-        swapped = f" ({self.source.state.num_swapped:,} swapped)" if self.source.state.num_swapped else ""
-        part = f", the first {MOST_LISTED:,} listed" if listed < running + waiting else ""
-        return f"{when}{running:,} running · {waiting:,} waiting{swapped}{part}"
+        swapped = f" ({queue.swapped:,} swapped)" if queue.swapped else ""
+        part = f", the first {MOST_LISTED:,} listed" if len(queue.rows) < queue.running + queue.waiting else ""
+        return f"{when}{queue.running:,} running · {queue.waiting:,} waiting{swapped}{part}"
+
+    def _say_about(self, rows: list[QueueRow]) -> None:
+        """The line below the table, for the selected request or else the head of the queue."""
+        chosen = next((row for row in rows if row.request_id == self.selection.request_id), None)
+        shown = chosen or next((row for row in rows if row.phase in WAITING_PHASES), None)
+        self.sentence.setText(self._sentence(shown, chosen is not None) if shown is not None else "")
+        self._priority_title.setVisible(chosen is not None)
+        self.priority.setVisible(chosen is not None)
+        if chosen is not None:
+            self.priority.show_value(self.model.pending.get(chosen.request_id, chosen.priority))
+            self.priority.setEnabled(not self.locked())
+            self.priority.setToolTip(self.locked() or "Lower runs first; it counts from the next step on")
+
+    def _sentence(self, row: QueueRow, chosen: bool) -> str:
+        parts = [f"Request {request_name(row.request_id)}: {row.why}"]
+        if row.phase in WAITING_PHASES:
+            parts.append(f"Expected wait: {wait_words(row.wait)}.")
+        order = self.source.state.order or "fcfs"
+        if chosen and self.locked():
+            parts.append(self.locked())
+        elif chosen and order != "priority" and (row.priority or row.request_id in self.model.pending):
+            parts.append(f"Its priority counts when the order is priority; it is {order}.")
+        return " ".join(parts)
+
+    # Priorities --------------------------------------------------------------------------------------------------
+
+    def locked(self) -> str:
+        """Why priorities cannot be changed; empty: they can."""
+        if self.source.moment is not None:
+            return "Priorities can be changed when the newest step is shown again."
+        return "" if self.source.live else "Priorities can be changed while an engine runs."
+
+    def _forget_pending(self) -> None:
+        """What has taken effect, or belongs to a request that is gone."""
+        state, pending = self.source.live_state, self.model.pending
+        for request_id in list(pending):
+            request = state.requests.get(request_id)
+            old = not 0 <= state.step - self._asked[request_id] <= PATIENCE
+            if request is None or request.priority == pending[request_id] or old:
+                del pending[request_id], self._asked[request_id]
+
+    def _want(self, request_id: int, priority: int) -> None:
+        request = self.source.state.requests.get(request_id)
+        if self.locked() or request is None:
+            return
+        priority = max(-MOST, min(MOST, priority))
+        if priority != self.model.pending.get(request_id, request.priority):
+            self.model.pending[request_id] = priority
+            self._asked[request_id] = self.source.state.step
+            self.priority_wanted.emit(request_id, priority)
+        self.refresh()
+
+    def _change_priority(self, change: int) -> None:
+        place = self.table.currentIndex()
+        if place.isValid():
+            row = self.model.rows[place.row()]
+            self._want(row.request_id, self.model.pending.get(row.request_id, row.priority) + change)
+
+    def _priority_typed(self, value: int) -> None:
+        if self.selection.request_id is not None:
+            self._want(self.selection.request_id, value)
+
+    def _row_dropped(self, request_id: int, place: int) -> None:
+        rows, start = self.model.rows, self.model.place_of(request_id)
+        if start is None or place in (start, start + 1):
+            return
+        waiting = [row for row in rows if row.phase in WAITING_PHASES and row.request_id != request_id]
+        before = {row.request_id for row in rows[:place]}
+        above = [row for row in waiting if row.request_id in before]
+        below = [row for row in waiting if row.request_id not in before]
+        priority = priority_between(
+            self._standing(rows[start]),
+            self._standing(above[-1]) if above else None,
+            self._standing(below[0]) if below else None,
+            self.source.scheduler.ageing,
+            upwards=place < start,
+        )
+        self._want(request_id, priority)
+
+    def _standing(self, row: QueueRow) -> Standing:
+        return Standing(self.model.pending.get(row.request_id, row.priority), row.arrival, row.request_id)
+
+    # Fitting -----------------------------------------------------------------------------------------------------
 
     def _fit(self) -> None:
         self._fit_columns()
@@ -160,25 +213,37 @@ class QueuePanel(ScopePanel):
         """Columns that say nothing, or for which there is no room, leave it to the reasons."""
         rows = self.model.rows
         hidden = set()
-        if not any(row.priority for row in rows):
-            hidden.add(_PRIORITY)
+        if self.source.state.order != "priority" and not any(row.priority for row in rows):
+            hidden.add(PRIORITY)
         if not any(row.user for row in rows):
-            hidden.add(_USER)
+            hidden.add(USER)
+        if not any(row.phase in WAITING_PHASES for row in rows):
+            hidden.add(WAIT)
         room = self.table.viewport().width() - sum(w for i, w in enumerate(_WIDTHS) if i not in hidden)
         for column in _FIRST_TO_GO:
             if room < WHY_PIXELS and column not in hidden:
                 hidden.add(column)
                 room += _WIDTHS[column]
-        for column in range(_TOKENS, _WHY):
+        self.model.brief = room < WHY_PIXELS
+        for column, width in enumerate(_WIDTHS):
+            width = SWATCH_PIXELS if column == STATE and self.model.brief else width
+            if self.table.columnWidth(column) != width:
+                self.table.setColumnWidth(column, width)
+        for column in range(TOKENS, WHY):
             self.table.setColumnHidden(column, column in hidden)
 
     def _fit_rows(self) -> None:
         """A waiting request's row is as high as its whole reason needs; a running one's is a line."""
-        header = self.table.verticalHeader()
-        width = self.table.columnWidth(_WHY) - 8
+        table, rows = self.table, self.model.rows
+        header, bottom = table.verticalHeader(), table.viewport().height()
+        width = table.columnWidth(WHY) - 8
+        few = len(rows) <= MOST_FITTED
         if len(self._heights) > 2000:
             self._heights.clear()
-        for place, row in enumerate(self.model.rows):
+        for place in range(0 if few else max(0, table.rowAt(0)), len(rows)):
+            if not few and table.rowViewportPosition(place) > bottom:
+                break
+            row = rows[place]
             height = self._height_of(row.why, width) if row.phase in WAITING_PHASES else ROW_HEIGHT
             if header.sectionSize(place) != height:
                 header.resizeSection(place, height)
@@ -190,11 +255,7 @@ class QueuePanel(ScopePanel):
             height = self._heights[(width, text)] = max(ROW_HEIGHT, box.height() + 2 * ROW_MARGIN)
         return height
 
-    def _sentence(self, rows: list[QueueRow]) -> str:
-        chosen = next((row for row in rows if row.request_id == self.selection.request_id), None)
-        if chosen is None:
-            chosen = next((row for row in rows if row.phase in WAITING_PHASES), None)
-        return f"Request {request_name(chosen.request_id)}: {chosen.why}" if chosen is not None else ""
+    # Selecting ---------------------------------------------------------------------------------------------------
 
     def _follow_selection(self) -> None:
         place = self.model.place_of(self.selection.request_id)
@@ -214,11 +275,27 @@ class QueuePanel(ScopePanel):
             self.selection.select(self.model.rows[current.row()].request_id)
 
 
-def _column(table: QWidget, sentence: QLabel) -> QWidget:
-    content = QWidget()
-    column = QVBoxLayout(content)
-    column.setContentsMargins(0, 0, 0, 0)
-    column.setSpacing(SPACING // 2)
-    column.addWidget(table, 1)
-    column.addWidget(sentence)
-    return content
+class _PriorityField(QSpinBox):
+    """Takes a number when it is typed to its end, and steps with the arrow keys and the wheel once it has the focus."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setRange(-MOST, MOST)
+        self.setKeyboardTracking(False)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setFixedWidth(64)
+        self.setAccessibleName("Priority of the selected request")
+        self.hide()
+
+    def show_value(self, value: int) -> None:
+        """What is being typed is not taken away."""
+        if value != self.value() and not self.lineEdit().isModified():
+            blocker = QSignalBlocker(self)
+            self.setValue(value)
+            blocker.unblock()
+
+    def wheelEvent(self, event) -> None:
+        if self.hasFocus():
+            super().wheelEvent(event)
+        else:
+            event.ignore()

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
 from typing import Literal
 
+import numpy as np
+
+from app.scope.ledger_history import LedgerEntry, LedgerHistory
+from app.scope.waits import LineRates, Wait, head_wait, wait_at
 from app.words import bytes_label, count, seconds_label
 from engine.config import SchedulerConfig
-from engine.events import Deferred, Preempted, Rejected, RequestState, RowKind
+from engine.events import Deferred, Preempted, Recovered, Rejected, RequestState, RowKind
 from engine.request import RequestStatus, request_name
-from engine.run_state import IN_BATCH, LedgerEntry, RunState
+from engine.run_state import IN_BATCH, RunState
 
 MOST_LISTED = 300
 """Nobody reads further down a queue, and every row has a sentence that changes with each step."""
@@ -43,28 +50,70 @@ class QueueRow:
     blocks: int
     priority: int
     user: str
+    arrival: float
+    """Engine clock."""
     why: str
+    wait: Wait | None = None
+    """What it is expected to wait still; None: not known yet, or in the batch."""
 
 
-def queue_rows(state: RunState, scheduler: SchedulerConfig, chosen: int | None = None) -> list[QueueRow]:
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """The requests that are not finished, and how many of them there are."""
+
+    rows: list[QueueRow]
+    running: int
+    waiting: int
+    """Preempted and swapped ones included."""
+    swapped: int
+
+
+def queue_of(
+    state: RunState,
+    scheduler: SchedulerConfig,
+    ledger: LedgerHistory,
+    rates: LineRates,
+    *,
+    last_step: int | None = None,
+    chosen: int | None = None,
+) -> Queue:
     """Requests that are not finished: those in the batch in order of arrival, then the waiting in order of the queue.
 
-    Of a long queue only the first :data:`MOST_LISTED` waiting ones are listed, and the ``chosen`` request.
+    Of a long queue only the first :data:`MOST_LISTED` waiting ones are listed, and the ``chosen`` request. What the
+    ledger knows is cut after ``last_step``.
     """
+    running, waiting, swapped = _sides(state)
+    line = _line(waiting, swapped, state, scheduler)
     phases = last_phases(state)
-    running = [r for r in state.requests.values() if r.status in IN_BATCH]
-    waiting = waiting_order(state, scheduler)
     for request in running:
         if request.status == RequestStatus.ENDED:
             phases[request.request_id] = "ended"
     rows = [_row(r, phases.get(r.request_id, "stalled"), running_sentence(r, phases, state)) for r in running]
-    preemptions = _latest_preemptions(state)
-    for position, request in enumerate(waiting):
-        if position >= MOST_LISTED and request.request_id != chosen:
-            continue
-        why = waiting_sentence(request, position, waiting, state, preemptions.get(request.request_id))
-        rows.append(_row(request, _WAITING[request.status], why))
-    return rows
+    listed = list(enumerate(line[:MOST_LISTED]))
+    if chosen in state.requests and state.requests[chosen].status not in IN_BATCH:
+        place = next(place for place, request in enumerate(line) if request.request_id == chosen)
+        if place >= MOST_LISTED:
+            listed.append((place, line[place]))
+    preemptions = ledger.latest_preemptions((r.request_id for _, r in listed if r.preemptions), last_step)
+    head = head_wait(state, rates, scheduler)
+    for place, request in listed:
+        why = waiting_sentence(request, place, line, state, preemptions.get(request.request_id))
+        rows.append(_row(request, _WAITING[request.status], why, wait_at(place, head, rates)))
+    return Queue(rows, len(running), len(line), len(swapped))
+
+
+def _sides(state: RunState) -> tuple[list[RequestState], list[RequestState], list[RequestState]]:
+    """Those in the batch, those that wait, and those that wait in host memory; in order of arrival."""
+    everyone = list(state.requests.values())
+    statuses = np.frombuffer(bytes([request.status for request in everyone]), dtype=np.uint8)
+
+    def those(*wanted: RequestStatus) -> list[RequestState]:
+        found = [everyone[i] for i in np.flatnonzero(np.isin(statuses, wanted)).tolist()]
+        found.sort(key=attrgetter("arrival_time"))  # all but sorted, and sorting is stable
+        return found
+
+    waiting = those(RequestStatus.WAITING, RequestStatus.PREEMPTED)
+    return those(RequestStatus.RUNNING, RequestStatus.ENDED), waiting, those(RequestStatus.SWAPPED)
 
 
 def last_phases(state: RunState) -> dict[int, Phase]:
@@ -75,21 +124,36 @@ def last_phases(state: RunState) -> dict[int, Phase]:
     return {i: _PHASES[kind] for i, kind in zip(record.request_ids, record.kinds, strict=True)}
 
 
-def waiting_order(state: RunState, scheduler: SchedulerConfig) -> list[RequestState]:
-    """The waiting requests as the queue has them; the one that the scheduler named as its head comes first, then those
-    that are swapped: they come back before new ones join."""
+def _line(
+    waiting: list[RequestState], swapped: list[RequestState], state: RunState, scheduler: SchedulerConfig
+) -> list[RequestState]:
+    """All that wait as the queue has them: first the one that the scheduler named as its head, then the swapped, who
+    come back before others join. Under ``fair`` the users take turns, which is what it comes to in the long run: what
+    each has got is known to the scheduler alone.
+    """
+    ageing = scheduler.ageing
+    if state.order == "priority" and ageing is not None:
+        waiting.sort(key=lambda r: r.arrival_time + r.priority * ageing)
+    elif state.order == "priority":
+        waiting.sort(key=attrgetter("priority"))
+    elif state.order == "fair":
+        waiting = _in_turns(waiting)
+    line = swapped + waiting
     head = state.deferred.request_id if state.deferred is not None else None
+    place = next((i for i, r in enumerate(line) if r.request_id == head), 0)
+    if place:
+        line.insert(0, line.pop(place))
+    return line
 
-    def key(request: RequestState) -> tuple[bool, bool, float, float, int]:
-        rank = 0.0
-        if state.order == "priority":
-            rank = float(request.priority)
-            if scheduler.ageing is not None:
-                rank = request.arrival_time + request.priority * scheduler.ageing
-        swapped = request.status == RequestStatus.SWAPPED
-        return request.request_id != head, not swapped, rank, request.arrival_time, request.request_id
 
-    return sorted((r for r in state.requests.values() if r.status not in IN_BATCH), key=key)
+def _in_turns(waiting: list[RequestState]) -> list[RequestState]:
+    """Every user's first, then every user's second, and so on."""
+    users: defaultdict[str, list[RequestState]] = defaultdict(list)
+    for request in waiting:
+        users[request.user].append(request)
+    requests = list(chain.from_iterable(users.values()))
+    turns = np.concatenate([np.arange(len(own)) for own in users.values()]) if requests else np.zeros(0)
+    return [requests[i] for i in np.argsort(turns, kind="stable").tolist()]
 
 
 def running_sentence(request: RequestState, phases: dict[int, Phase], state: RunState) -> str:
@@ -229,54 +293,59 @@ def preempted_sentence(event: Preempted, block_bytes: int = 0) -> str:
     return gave + f"{count(event.tokens, 'token')} in {count(event.swapped_blocks, 'block')}{size} of host memory."
 
 
-def ledger_sentence(entry: LedgerEntry, block_bytes: int = 0) -> str:
-    event = entry.event
-    if isinstance(event, Rejected):
-        return f"Rejected: {event.message}"
-    parts = [preempted_sentence(event, block_bytes)]
-    if event.fallback:
-        parts.append(f"Not swapped: {event.fallback.rstrip('.')}.")
+def preemption_details(event: Preempted) -> list[str]:
+    """Why it was not swapped where it should have been, and what both ways were estimated to take."""
+    parts = [f"Not swapped: {event.fallback.rstrip('.')}."] if event.fallback else []
     estimates = [
         f"{what} {seconds_label(seconds)}"
         for what, seconds in (("computing again", event.recompute_seconds), ("swapping", event.swap_seconds))
         if seconds is not None
     ]
-    if estimates:
-        parts.append(f"Estimated: {', '.join(estimates)}.")
+    return parts + ([f"Estimated: {', '.join(estimates)}."] if estimates else [])
+
+
+def ledger_sentence(entry: LedgerEntry, block_bytes: int = 0) -> str:
+    event = entry.event
+    if isinstance(event, Rejected):
+        return f"Rejected: {event.message}"
+    parts = [preempted_sentence(event, block_bytes), *preemption_details(event)]
     if entry.dropped:
         parts.append(f"Given up in host memory: {entry.dropped.rstrip('.')}.")
     if entry.recovered is not None:
-        again = entry.recovered.recomputed_tokens
-        computed = f", {count(again, 'token')} computed again" if again else ""
-        parts.append(f"Back where it was after {seconds_label(entry.recovered.seconds)}{computed}.")
+        parts.append(recovered_sentence(entry.recovered))
+    else:
+        parts.extend(_OUTCOMES.get(entry.outcome, ()))
     return " ".join(parts)
+
+
+_OUTCOMES = {
+    "again": ("Preempted anew before it was back where it had been: the time is counted there.",),
+    "ended": ("It ended before it was back where it had been.",),
+    "unseen": ("Whether it came back was not seen: records are missing.",),
+}
+
+
+def recovered_sentence(event: Recovered) -> str:
+    again = event.recomputed_tokens
+    computed = f", {count(again, 'token')} computed again" if again else ""
+    return f"Back where it was after {seconds_label(event.seconds)}{computed}."
 
 
 def _is(number: int) -> str:
     return "is" if number == 1 else "are"
 
 
-def _latest_preemptions(state: RunState) -> dict[int, Preempted]:
-    """The last preemption of each request that waits because of one."""
-    lost = {r.request_id for r in state.requests.values() if r.status not in IN_BATCH and r.preemptions}
-    found: dict[int, Preempted] = {}
-    for entry in reversed(state.ledger):
-        if len(found) == len(lost):
-            break
-        event = entry.event
-        if isinstance(event, Preempted) and event.request_id in lost:
-            found.setdefault(event.request_id, event)
-    return found
-
-
-def _row(request: RequestState, phase: Phase, why: str) -> QueueRow:
+def _row(request: RequestState, phase: Phase, why: str, wait: Wait | None = None) -> QueueRow:
+    blocks = request.blocks
     return QueueRow(
         request_id=request.request_id,
         phase=phase,
         computed=request.num_computed,
         tokens=request.prompt_tokens + request.output_tokens,
-        blocks=sum(1 for block in request.blocks if block),
+        blocks=len(blocks) - blocks.count(0),
         priority=request.priority,
         user=request.user,
+        arrival=request.arrival_time,
         why=why,
+        wait=wait,
     )

@@ -1,4 +1,4 @@
-"""What the two tables share: headings, a hue dot beside a request's number, a state's swatch, rows of one height."""
+"""What the tables share: headings, a hue dot beside a request's number, a state's swatch, rows of one height."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from PySide6.QtWidgets import (
     QStyledItemDelegate,
     QStyleOptionViewItem,
     QTableView,
+    QVBoxLayout,
     QWidget,
 )
 
-from app.theme import Theme, request_color
+from app.theme import SPACING, Theme, request_color
 from app.widgets import Pattern, paint_swatch
 
 ROW_HEIGHT = 24
@@ -175,3 +176,15 @@ def make_table(name: str, parent: QWidget | None = None) -> Table:
     header.setStretchLastSection(True)
     header.setMinimumSectionSize(28)
     return table
+
+
+def stacked(main: QWidget, *below: QWidget) -> QWidget:
+    """A column: ``main`` takes the room, lines of words come below it."""
+    content = QWidget()
+    column = QVBoxLayout(content)
+    column.setContentsMargins(0, 0, 0, 0)
+    column.setSpacing(SPACING // 2)
+    column.addWidget(main, 1)
+    for widget in below:
+        column.addWidget(widget)
+    return content

@@ -42,6 +42,7 @@ class LineRates:
 @dataclass(frozen=True, slots=True)
 class Wait:
     seconds: float
+    """No more exact than an expectation is: see :func:`round_seconds`."""
     at_most: bool = False
     """A bound rather than an expectation."""
 
@@ -119,34 +120,28 @@ def _taken_by_newcomers(record: StepRecord) -> int:
     return sum(len(event.blocks) for event in allocated if event.request_id not in decoding)
 
 
-def expected_waits(count: int, state: RunState, rates: LineRates, scheduler: SchedulerConfig) -> list[Wait | None]:
-    """Of the first ``count`` requests of the line; None: not known yet."""
-    if not count:
-        return []
-    each = 1 / rates.admissions if rates.admissions else None
-    head = _head_wait(state, rates, scheduler)
-    if head is None and each is not None:
-        head = Wait(each)
-    least = head.seconds if head is not None and not head.at_most else 0.0
-    behind = [None if each is None else Wait(max(least, each * place)) for place in range(2, count + 1)]
-    return [head, *behind]
-
-
-def _head_wait(state: RunState, rates: LineRates, scheduler: SchedulerConfig) -> Wait | None:
-    """From what binds the head of the line; None: that does not tell."""
+def head_wait(state: RunState, rates: LineRates, scheduler: SchedulerConfig) -> Wait | None:
+    """Of the head of the line, from what binds it; None: not known yet."""
     deferred = state.deferred
-    if deferred is None:
-        return None
-    if deferred.reason in ("blocks", "watermark", "resume"):
-        return None if rates.room is None else Wait(blocks_missing(deferred, state) / rates.room)
-    if rates.step_seconds is None:
-        return None
-    if deferred.reason in ("batch", "draining"):
+    reason = deferred.reason if deferred is not None else ""
+    if deferred is not None and reason in ("blocks", "watermark", "resume") and rates.room:
+        return Wait(round_seconds(blocks_missing(deferred, state) / rates.room))
+    if reason in ("batch", "draining") and rates.step_seconds:
         left = (r.max_tokens - r.output_tokens for r in state.requests.values() if r.status == RequestStatus.RUNNING)
-        return Wait(max(left, default=0) * rates.step_seconds, at_most=True)
-    if deferred.reason == "joining":
-        return Wait(scheduler.max_waiting_tokens * rates.step_seconds, at_most=True)
-    return None
+        return Wait(round_seconds(max(left, default=0) * rates.step_seconds), at_most=True)
+    if reason == "joining" and rates.step_seconds:
+        return Wait(round_seconds(scheduler.max_waiting_tokens * rates.step_seconds), at_most=True)
+    return Wait(round_seconds(1 / rates.admissions)) if rates.admissions else None
+
+
+def wait_at(place: int, head: Wait | None, rates: LineRates) -> Wait | None:
+    """Of a request further down the line, the head being place 0 and expected to wait ``head``."""
+    if place == 0:
+        return head
+    if not rates.admissions:
+        return None
+    least = head.seconds if head is not None and not head.at_most else 0.0
+    return Wait(max(least, round_seconds((place + 1) / rates.admissions)))
 
 
 def blocks_missing(deferred: Deferred, state: RunState) -> int:
@@ -154,36 +149,34 @@ def blocks_missing(deferred: Deferred, state: RunState) -> int:
     return max(1, deferred.needed - (state.num_blocks - state.referenced_blocks))
 
 
+_UNITS = ((10, 1), (60, 5), (300, 30), (3600, 60))
+
+
 def round_seconds(seconds: float) -> float:
-    """As exact as an expectation is: whole seconds up to ten, then fives, then half minutes and minutes."""
-    for below, unit in ((10, 1), (60, 5), (300, 30)):
-        if seconds < below:
-            return float(max(1, round(seconds / unit)) * unit)
-    return float(round(seconds / 60) * 60)
+    """Whole seconds up to ten, then fives, half minutes, minutes and hours; 0: less than one."""
+    if seconds < 1:
+        return 0.0
+    unit = next((unit for below, unit in _UNITS if seconds < below), 3600)
+    return float(round(seconds / unit) * unit)
 
 
 def wait_words(wait: Wait | None) -> str:
     """``about 12 s``, ``at most 4 s``, ``not known yet``."""
     if wait is None:
         return "not known yet"
-    if wait.seconds < 1:
-        return "under 1 s"
-    return f"{'at most' if wait.at_most else 'about'} {_rough(wait.seconds)}"
+    return f"{'at most' if wait.at_most else 'about'} {_words(wait.seconds)}" if wait.seconds else "under 1 s"
 
 
 def wait_cell(wait: Wait | None) -> str:
     """The same for a narrow column: ``~ 12 s``, ``≤ 4 s``, ``?``."""
     if wait is None:
         return "?"
-    if wait.seconds < 1:
-        return "< 1 s"
-    return f"{'≤' if wait.at_most else '~'} {_rough(wait.seconds)}"
+    return f"{'≤' if wait.at_most else '~'} {_words(wait.seconds)}" if wait.seconds else "< 1 s"
 
 
-def _rough(seconds: float) -> str:
-    rounded = round_seconds(seconds)
-    if rounded < 60:
-        return f"{rounded:.0f} s"
-    if rounded < 3600:
-        return f"{rounded / 60:g} min"
-    return f"{rounded / 3600:.0f} h" if rounded < 360_000 else "days"
+def _words(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds / 60:g} min"
+    return f"{seconds / 3600:,.0f} h"
