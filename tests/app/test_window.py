@@ -16,6 +16,7 @@ from PySide6.QtWidgets import QAbstractButton, QWidget
 
 from app.engine_bridge import EngineBridge
 from app.main_window import MainWindow
+from app.scope.queue_model import WHY
 from app.theme import Theme, request_color
 from engine.config import SchedulerConfig
 from engine.messages import Abort
@@ -56,7 +57,7 @@ def crunch(rig: Rig, *, until_preempted: bool = True) -> None:
     for number in range(6):
         rig.add(60, 120, user="ab"[number % 2])
         rig.step(2)
-    while until_preempted and not rig.state.ledger:
+    while until_preempted and not rig.window.history.ledger:
         rig.step(3)
     rig.step(2)
 
@@ -128,13 +129,13 @@ def test_the_queue_shows_whole_reasons(busy: Rig, arrangement: str) -> None:
     rows = panel.model.rows
     assert {row.request_id for row in rows} == set(busy.state.requests)
     waiting = [row for row in rows if row.phase in ("waiting", "preempted")]
-    width = panel.table.columnWidth(6)
+    width = panel.table.columnWidth(WHY)
     assert width >= 150
     for row in waiting:
         place = panel.model.place_of(row.request_id)
         box = panel.table.fontMetrics().boundingRect(0, 0, width - 8, 10_000, Qt.TextFlag.TextWordWrap, row.why)
         assert panel.table.rowHeight(place) >= box.height()
-        assert panel.model.index(place, 6).data(Qt.ItemDataRole.ToolTipRole).endswith(row.why)
+        assert panel.model.index(place, WHY).data(Qt.ItemDataRole.ToolTipRole).endswith(row.why)
     # With nothing selected the sentence is that of the head of the queue.
     assert waiting[0].why in panel.sentence.text()
 
@@ -178,15 +179,16 @@ def test_the_ledger_tells_who_for_whom_and_the_cost(busy: Rig) -> None:
     busy.window.arrange("monitor")
     busy.settle()
     model = busy.window.panels["ledger"].model
-    entry = busy.state.ledger[-1]
+    ledger = busy.window.history.ledger
+    entry = ledger.until(None)[-1]
     cells = [model.index(0, column).data() for column in range(6)]
     assert cells[0] == f"{entry.step:,}" and cells[1] == str(entry.event.request_id)
     assert cells[2] in (str(entry.event.beneficiary), "itself")
     assert f"{entry.event.tokens:,} token" in cells[3] and cells[5] == entry.event.rule
     assert cells[4] == "…"
-    recovered = next(e for e in busy.state.ledger if e.event.request_id == entry.event.request_id)
-    while recovered.recovered is None:
+    while entry.outcome == "open":
         busy.step(1)
+    recovered = next(e for e in ledger.until(None) if e.outcome == "recovered")
     busy.wait_for(lambda: model.index(model.entries.index(recovered), 4).data() != "…")
     tip = model.index(model.entries.index(recovered), 4).data(Qt.ItemDataRole.ToolTipRole)
     assert f"{recovered.recovered.recomputed_tokens} token" in tip and "Back where it was after" in tip
@@ -260,7 +262,7 @@ def test_a_click_anywhere_selects_everywhere(busy: Rig) -> None:
 
     ledger = window.panels["ledger"]
     ledger.table.clicked.emit(ledger.model.index(0, 1))
-    assert window.selection.request_id == busy.state.ledger[-1].event.request_id
+    assert window.selection.request_id == window.history.ledger.until(None)[-1].event.request_id
 
 
 def test_a_selection_outlives_its_request(busy: Rig) -> None:

@@ -157,10 +157,10 @@ def test_the_ledger_shares_the_selection(make_rig: MakeRig) -> None:
     rig = make_rig(num_blocks=24, token_budget=48)
     rig.window.arrange("monitor")
     crunch(rig)
-    while len({entry.event.request_id for entry in rig.state.ledger}) < 2:
+    while len({entry.event.request_id for entry in rig.window.history.ledger.until(None)}) < 2:
         rig.step(3)
     ledger, selection = rig.window.panels["ledger"], rig.window.selection
-    rig.wait_for(lambda: len(ledger.model.entries) == len(rig.state.ledger))
+    rig.wait_for(lambda: len(ledger.model.entries) == len(rig.window.history.ledger.until(None)))
     oldest = ledger.model.entries[-1].event
     assert not ledger.table.currentIndex().isValid()
     selection.select(oldest.request_id)
