@@ -25,13 +25,14 @@ from engine.config import SPECULATION_NGRAM, SPECULATION_OFF, ConfigError, Sched
 from engine.delivery import (
     Withheld,
     empty_columns,
+    keyframe_of,
     last_output,
     record_columns,
-    state_of,
     step_outputs,
     step_timings,
 )
 from engine.events import Keyframe, StepRecord, StepTimings
+from engine.inbox import Abortion, Addition, Change, Note, Ranking, Refusal
 from engine.messages import Output
 from engine.request import BRANCH_STRIDE, FinishReason, Request, RequestStatus, SamplingParams
 from engine.scheduling.costs import PreemptionCosts
@@ -53,27 +54,6 @@ class StepResult:
     record: StepRecord | None
     """None if there was nothing to do."""
     outputs: list[Output]
-
-
-@dataclass(frozen=True, slots=True)
-class _Addition:
-    request: Request
-
-
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    request_id: int
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Abortion:
-    request_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    scheduler: SchedulerConfig
 
 
 class EngineCore:
@@ -126,7 +106,7 @@ class EngineCore:
         self._codec = codec
         self._seed = seed
         self._clock = clock
-        self._inbox: deque[_Addition | _Refusal | _Abortion | _Change] = deque()
+        self._inbox: deque[Note] = deque()
         self._requests: dict[int, Request] = {}
         """All that are not finished, those in the inbox included."""
         self._families: dict[int, list[Request]] = {}
@@ -181,23 +161,29 @@ class EngineCore:
             self._requests[request.request_id] = request
             if self._codec is not None and (stream_text or params.stop):
                 self._answers[request.request_id] = AnswerText(self._codec, request, stream_text)
-        self._inbox.append(_Addition(answers[0]))
+        self._inbox.append(Addition(answers[0]))
 
     def reject(self, request_id: int, message: str) -> None:
         """Refuse a request that did not get as far as :meth:`add_request`; the next step says so."""
-        self._inbox.append(_Refusal(request_id, message))
+        self._inbox.append(Refusal(request_id, message))
 
     def abort(self, request_id: int) -> None:
         """End a request in whatever state it is: no token of it comes any more, only the output that ends it. An
         unknown or finished one is ignored."""
         if request_id in self._requests or request_id in self._families:
-            self._inbox.append(_Abortion(request_id))
+            self._inbox.append(Abortion(request_id))
+
+    def set_priority(self, request_id: int, priority: int) -> None:
+        """Another priority for a request, all its answers included, wherever it is: it counts from the next step on. An
+        unknown or finished one is ignored."""
+        if request_id in self._requests or request_id in self._families:
+            self._inbox.append(Ranking(request_id, priority))
 
     def reconfigure(self, scheduler: SchedulerConfig) -> None:
         """Change the scheduler's knobs with the next step: the discipline once the batch has drained, everything else
         at once. ConfigError where a knob cannot change while a model is loaded."""
         self._refuse_other_drafts(scheduler)
-        self._inbox.append(_Change(scheduler))
+        self._inbox.append(Change(scheduler))
 
     def _refuse_other_drafts(self, scheduler: SchedulerConfig) -> None:
         asked, loaded = scheduler.speculative, self._proposer
@@ -212,21 +198,31 @@ class EngineCore:
         """Whether a step has something to compute or to tell."""
         return bool(self._requests or self._inbox or self._scheduler.pending_discipline)
 
+    @property
+    def has_notes(self) -> bool:
+        """Whether something was left that :meth:`take_in` would take up."""
+        return bool(self._inbox)
+
+    @property
+    def num_requests(self) -> int:
+        """Answers that have not ended."""
+        return len(self._requests)
+
+    @property
+    def scheduler_config(self) -> SchedulerConfig:
+        """The knobs in force or, the discipline, wanted."""
+        return self._scheduler.config
+
     # One step -----------------------------------------------------------------------------------------------------
 
     def step(self) -> StepResult:
         """Schedule, execute, take the results in, detokenise; hand out what that gave and the record of it."""
         began = self._clock()
-        outputs: list[Output] = []
-        self._take_inbox(began, outputs)
-        if left := self._scheduler.settle({}):  # an abort took the last row that the others stayed for
-            outputs += self._let_go(left, [], began, {})
+        outputs = self._begin(began)
         plan = self._scheduler.schedule(self._step + 1, began)
         scheduled = self._clock()
         if plan is None:
-            if not self._scheduler.events and not outputs:
-                return StepResult(None, [])
-            return StepResult(self._record(began, StepTimings(scheduled - began), None), outputs)
+            return self._without_rows(began, scheduled, outputs)
         result = self._runner.execute(plan)
         executed = self._clock()
         self._take_inbox(began, outputs)
@@ -245,17 +241,38 @@ class EngineCore:
         self._last_plan = plan
         return StepResult(self._record(began, timings, (plan, result, update), room), outputs)
 
+    def take_in(self) -> StepResult:
+        """Take up what was left since the last step (arrivals, aborts, priorities, knobs) and tell of it, as a step
+        that computes nothing; nothing is scheduled."""
+        began = self._clock()
+        outputs = self._begin(began)
+        return self._without_rows(began, self._clock(), outputs)
+
+    def _begin(self, now: float) -> list[Output]:
+        outputs: list[Output] = []
+        self._take_inbox(now, outputs)
+        if left := self._scheduler.settle({}):  # an abort took the last row that the others stayed for
+            outputs += self._let_go(left, [], now, {})
+        return outputs
+
+    def _without_rows(self, began: float, done: float, outputs: list[Output]) -> StepResult:
+        if not self._scheduler.events and not outputs:
+            return StepResult(None, [])
+        return StepResult(self._record(began, StepTimings(done - began), None), outputs)
+
     def _take_inbox(self, now: float, outputs: list[Output]) -> None:
         inbox, scheduler = self._inbox, self._scheduler
         while inbox:
             note = inbox.popleft()
-            if isinstance(note, _Addition):
+            if isinstance(note, Addition):
                 scheduler.add(note.request)
-            elif isinstance(note, _Refusal):
+            elif isinstance(note, Refusal):
                 scheduler.refuse(note.request_id, note.message)
                 outputs.append(Output(note.request_id, now, [], finish_reason=FinishReason.ERROR, error=note.message))
-            elif isinstance(note, _Change):
+            elif isinstance(note, Change):
                 scheduler.reconfigure(note.scheduler)
+            elif isinstance(note, Ranking):
+                self._rank(note)
             else:
                 for request_id in self._answer_ids(note.request_id):
                     if (request := self._requests.get(request_id)) is not None:
@@ -264,6 +281,15 @@ class EngineCore:
     def _answer_ids(self, client_id: int) -> list[int]:
         family = self._families.get(client_id)
         return [client_id] if family is None else [member.request_id for member in family]
+
+    def _rank(self, note: Ranking) -> None:
+        for request_id in self._answer_ids(note.request_id):
+            request = self._requests.get(request_id)
+            if request is None:
+                continue
+            for branch in request.branches:  # not in a queue yet
+                branch.priority = note.priority
+            self._scheduler.set_priority(request, note.priority)
 
     def _abort(self, request: Request, now: float, outputs: list[Output]) -> None:
         if request.status is RequestStatus.ENDED and not self._withheld.holds(request):
@@ -363,30 +389,13 @@ class EngineCore:
 
     def keyframe(self) -> Keyframe:
         """The whole state after the last record."""
-        scheduler = self._scheduler
-        return Keyframe(
-            step=self._step,
-            time=self._last_time,
-            num_blocks=scheduler.memory.num_blocks,
-            block_size=scheduler.memory.block_size,
-            max_num_seqs=scheduler.config.max_num_seqs,
-            token_budget=scheduler.token_budget,
-            requests=[state_of(request) for request in (*scheduler.running, *scheduler.waiting.in_order())],
-            cached_blocks=scheduler.memory.pool.registered_blocks(),
-            deferred=scheduler.deferred,
-            totals=scheduler.counters.snapshot(),
-            num_host_blocks=scheduler.memory.host.num_blocks,
-            discipline=scheduler.discipline_name,
-            order=scheduler.config.order,
-            preemption=scheduler.config.preemption,
-            pending_discipline=scheduler.pending_discipline,
-        )
+        return keyframe_of(self._scheduler, self._step, self._last_time)
 
     def check_invariants(self) -> None:
         """Raise AssertionError where queues, tables and pool contradict each other (for tests: costs O(pool))."""
         check_invariants(self._scheduler, self._last_plan)
         known = {r.request_id for r in (*self._scheduler.running, *self._scheduler.waiting.in_order())}
-        coming = {note.request.request_id for note in self._inbox if isinstance(note, _Addition)}
+        coming = {note.request.request_id for note in self._inbox if isinstance(note, Addition)}
         unborn = {branch.request_id for request in self._requests.values() for branch in request.branches}
         assert known | coming | unborn == set(self._requests), "requests are known that neither run nor wait"
         assert set(self._answers) <= set(self._requests), "texts of finished requests are kept"

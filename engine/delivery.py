@@ -1,16 +1,21 @@
-"""From what a step gave a request to what its client gets: outputs, held back where a batch delivers as a whole."""
+"""From what a step gave to what clients and windows get: outputs, held back where a batch delivers as a whole, the
+columns of the record, and the state written out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.events import RequestState, StepTimings
+from engine.events import Keyframe, RequestState, StepTimings
 from engine.messages import Output, TokenLogprob
 from engine.request import Request, branch_id, branch_of
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
 from engine.scheduling.results import StepUpdate
+
+if TYPE_CHECKING:
+    from engine.scheduling.scheduler import Scheduler
 
 
 class Withheld:
@@ -144,6 +149,32 @@ def record_columns(plan: SchedulerOutput, result: ModelRunnerOutput, update: Ste
         "padding": plan.padding,
         "drafts": drafts,
     }
+
+
+def keyframe_of(scheduler: Scheduler, step: int, time: float) -> Keyframe:
+    """The state of ``scheduler`` after ``step``, which began at ``time``."""
+    memory, pool = scheduler.memory, scheduler.memory.pool
+    cached = pool.registered_blocks()
+    return Keyframe(
+        step=step,
+        time=time,
+        num_blocks=memory.num_blocks,
+        block_size=memory.block_size,
+        max_num_seqs=scheduler.config.max_num_seqs,
+        token_budget=scheduler.token_budget,
+        requests=[state_of(request) for request in (*scheduler.running, *scheduler.waiting.in_order())],
+        cached_blocks=cached,
+        deferred=scheduler.deferred,
+        totals=scheduler.counters.snapshot(),
+        num_host_blocks=memory.host.num_blocks,
+        discipline=scheduler.discipline_name,
+        order=scheduler.config.order,
+        preemption=scheduler.config.preemption,
+        pending_discipline=scheduler.pending_discipline,
+        cached_parents=[pool.parent_of(block) for block in cached],
+        batch=scheduler.discipline.batch if scheduler.running else None,
+        scheduler=scheduler.config,
+    )
 
 
 def state_of(request: Request) -> RequestState:

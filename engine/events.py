@@ -213,6 +213,8 @@ class BlocksCached(Event, frozen=True):
 
     request_id: int
     blocks: list[int]
+    parents: list[int] = []
+    """For each the block whose content comes before its own, as ``Keyframe.cached_parents`` has it."""
 
 
 class BlocksEvicted(Event, frozen=True):

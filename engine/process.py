@@ -201,7 +201,8 @@ def serve(pipes: Pipes) -> int:
     from engine.serving import EngineLoop
 
     pipes.send(Ready(loaded.info, loaded.core.keyframe()))
-    loop = EngineLoop(loaded, pipes.commands, pipes.send)
+    assert isinstance(first, LoadModel)
+    loop = EngineLoop(loaded, first.config, pipes.commands, pipes.send)
     try:
         loop.run()
     except Exception as error:

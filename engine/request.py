@@ -222,7 +222,8 @@ class Request:
         self.prefill_end = self.num_prompt_tokens
         """Positions from here on are decodes; preemption moves it up to what was computed."""
         self.epoch = 0
-        """Bumped by preemption and abort: a step's result of an older epoch is dropped."""
+        """Bumped by preemption, abort and another place in the queue: what a step or the queue holds of an older epoch
+        is dropped."""
         self.queued_since = arrival_time
         """When it began to wait: its arrival, or its last preemption."""
         self.preempted_at: float | None = None

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from engine.block_state import BlockState
+from engine.config import SchedulerConfig
 from engine.events import (
     Admitted,
     AnyEvent,
@@ -33,6 +35,7 @@ from engine.events import (
     Reconfigured,
     Recovered,
     Rejected,
+    Reprioritised,
     RequestState,
     RunTotals,
     StepRecord,
@@ -58,6 +61,8 @@ class LedgerEntry:
     event: Preempted | Rejected
     recovered: Recovered | None = None
     """What a preemption cost in the end; None: not known yet."""
+    recovered_step: int | None = None
+    """The step in which it recovered."""
     dropped: str = ""
     """Why what had been swapped was given up after all."""
 
@@ -65,19 +70,20 @@ class LedgerEntry:
 class RunState:
     """Requests and blocks after the last applied step.
 
-    Blocks are arrays over block ids 0 … ``num_blocks``; id 0, the null block, is never in use. A block is *referenced*
+    Blocks are arrays over block ids (:class:`BlockState`). A block is *referenced*
     (``block_refs`` > 0), *cached* (no reference, but ``block_hashed``) or *free*.
     """
 
     def __init__(self) -> None:
         self.step = 0
         self.time = 0.0
-        self.num_blocks = 0
         self.num_host_blocks = 0
         self.block_size = 1
         self.max_num_seqs = 0
         self.token_budget = 0
         self.discipline = self.order = self.preemption = self.pending_discipline = ""
+        self.scheduler: SchedulerConfig | None = None
+        """All knobs as they are in force or, the discipline, wanted; None: not told."""
         self.totals = RunTotals()
         self.requests: dict[int, RequestState] = {}
         """All that are not finished, by id, in order of arrival."""
@@ -94,14 +100,33 @@ class RunState:
         """Steps whose records were replaced by a keyframe."""
         self._open_entries: dict[int, LedgerEntry] = {}
         """The last preemption of each request that has not recovered from it."""
-        self._size_blocks(0)
+        self._blocks = BlockState(0)
 
-    def _size_blocks(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
-        self.block_refs = np.zeros(num_blocks + 1, dtype=np.int32)
-        self.block_owner = np.zeros(num_blocks + 1, dtype=np.int64)
-        """The request that took the block last; kept after it is freed while the block stays cached. 0: nobody yet."""
-        self.block_hashed = np.zeros(num_blocks + 1, dtype=np.bool_)
+    # Blocks -----------------------------------------------------------------------------------------------------
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._blocks.refs) - 1
+
+    @property
+    def block_refs(self) -> np.ndarray:
+        """int32 [num_blocks + 1]"""
+        return self._blocks.refs
+
+    @property
+    def block_owner(self) -> np.ndarray:
+        """int64 [num_blocks + 1], :attr:`BlockState.owner`."""
+        return self._blocks.owner
+
+    @property
+    def block_hashed(self) -> np.ndarray:
+        """bool [num_blocks + 1]"""
+        return self._blocks.hashed
+
+    @property
+    def block_parent(self) -> np.ndarray:
+        """int32 [num_blocks + 1], :attr:`BlockState.parent`: made when it is asked for, O(num_blocks)."""
+        return self._blocks.parent
 
     # Gauges -----------------------------------------------------------------------------------------------------
 
@@ -150,21 +175,23 @@ class RunState:
         self.num_host_blocks = keyframe.num_host_blocks
         self.discipline, self.pending_discipline = keyframe.discipline, keyframe.pending_discipline
         self.order, self.preemption = keyframe.order, keyframe.preemption
-        self.last_record = self.batch = None
+        self.batch, self.scheduler = keyframe.batch, keyframe.scheduler
+        self.last_record = None
         self._open_entries.clear()  # of what happened in a gap nothing is known
-        self._size_blocks(keyframe.num_blocks)
+        self._blocks = BlockState(keyframe.num_blocks)
         self.requests = {}
         for request in sorted(keyframe.requests, key=lambda r: (r.arrival_time, r.request_id)):
             copy = RequestState(*(getattr(request, name) for name in RequestState.__struct_fields__))
             copy.blocks, copy.host_blocks = list(request.blocks), list(request.host_blocks)
             self.requests[copy.request_id] = copy
             held = _on_device(copy.blocks)
-            self.block_refs[held] += 1
-            self.block_owner[held] = copy.request_id
-        self.block_hashed[keyframe.cached_blocks] = True
+            self._blocks.refs[held] += 1
+            self._blocks.owner[held] = copy.request_id
+        self._blocks.cache(keyframe.cached_blocks, keyframe.cached_parents)
 
     def keyframe(self) -> Keyframe:
         """This state, written out; requests by id."""
+        cached = np.flatnonzero(self.block_hashed)
         return Keyframe(
             step=self.step,
             time=self.time,
@@ -173,7 +200,7 @@ class RunState:
             max_num_seqs=self.max_num_seqs,
             token_budget=self.token_budget,
             requests=sorted(self.requests.values(), key=lambda r: r.request_id),
-            cached_blocks=np.flatnonzero(self.block_hashed).tolist(),
+            cached_blocks=cached.tolist(),
             deferred=self.deferred,
             totals=self.totals,
             num_host_blocks=self.num_host_blocks,
@@ -181,6 +208,9 @@ class RunState:
             order=self.order,
             preemption=self.preemption,
             pending_discipline=self.pending_discipline,
+            cached_parents=self.block_parent[cached].tolist(),
+            batch=self.batch,
+            scheduler=self.scheduler,
         )
 
     def apply(self, record: StepRecord) -> None:
@@ -231,6 +261,11 @@ class RunState:
             parent=event.parent,
         )
 
+    def _rank(self, event: Reprioritised, record: StepRecord) -> None:
+        request = self.requests.get(event.request_id)
+        if request is not None:
+            request.priority = event.priority
+
     def _admit(self, event: Admitted, record: StepRecord) -> None:
         self._clear_deferred(event.request_id)
         request = self.requests.get(event.request_id)
@@ -264,7 +299,7 @@ class RunState:
             request.num_computed = 0
 
     def _swap_out(self, event: SwappedOut, record: StepRecord) -> None:
-        self.block_refs[event.blocks] -= 1
+        self._blocks.release(event.blocks)
         request = self.requests.get(event.request_id)
         if request is not None:
             moved = set(event.blocks)
@@ -272,8 +307,7 @@ class RunState:
             request.host_blocks = list(event.host_blocks)
 
     def _swap_in(self, event: SwappedIn, record: StepRecord) -> None:
-        self.block_refs[event.blocks] = 1
-        self.block_owner[event.blocks] = event.request_id
+        self._blocks.take(event.request_id, event.blocks)
         request = self.requests.get(event.request_id)
         if request is not None:
             coming = iter(event.blocks)
@@ -293,37 +327,33 @@ class RunState:
     def _recover(self, event: Recovered, record: StepRecord) -> None:
         entry = self._open_entries.pop(event.request_id, None)
         if entry is not None:
-            entry.recovered = event
+            entry.recovered, entry.recovered_step = event, record.step
 
     def _allocate(self, event: BlocksAllocated, record: StepRecord) -> None:
-        self.block_refs[event.blocks] = 1
-        self.block_owner[event.blocks] = event.request_id
+        self._blocks.take(event.request_id, event.blocks)
         if event.request_id in self.requests:
             self.requests[event.request_id].blocks.extend(event.blocks)
 
     def _share(self, event: BlocksShared, record: StepRecord) -> None:
-        self.block_refs[event.blocks] += 1
-        alone = [b for b in event.blocks if self.block_refs[b] == 1]
-        self.block_owner[alone] = event.request_id
+        self._blocks.share(event.request_id, event.blocks)
         if event.request_id in self.requests:
             self.requests[event.request_id].blocks.extend(event.blocks)
 
     def _cache(self, event: BlocksCached, record: StepRecord) -> None:
-        self.block_hashed[event.blocks] = True
+        self._blocks.cache(event.blocks, event.parents)
 
     def _evict(self, event: BlocksEvicted, record: StepRecord) -> None:
-        self.block_hashed[event.blocks] = False
+        self._blocks.evict(event.blocks)
 
     def _copy(self, event: BlockCopied, record: StepRecord) -> None:
-        self.block_refs[event.source] -= 1
-        self.block_refs[event.destination] = 1
-        self.block_owner[event.destination] = event.request_id
+        self._blocks.release([event.source])
+        self._blocks.take(event.request_id, [event.destination])
         request = self.requests.get(event.request_id)
         if request is not None:
             request.blocks = [event.destination if b == event.source else b for b in request.blocks]
 
     def _free(self, event: BlocksFreed, record: StepRecord) -> None:
-        self.block_refs[event.blocks] -= 1
+        self._blocks.release(event.blocks)
         request = self.requests.get(event.request_id)
         if request is None:
             return
@@ -344,6 +374,7 @@ class RunState:
         self.discipline, self.pending_discipline = event.discipline, event.pending_discipline
         self.order, self.preemption = event.order, event.preemption
         self.max_num_seqs = event.max_num_seqs or self.max_num_seqs
+        self.scheduler = event.scheduler or self.scheduler
 
     def _reject(self, event: Rejected, record: StepRecord) -> None:
         self.ledger.append(LedgerEntry(record.step, record.time, event))
@@ -362,6 +393,9 @@ class RunState:
         request = self.requests.pop(event.request_id, None)
         if request is None:
             return
+        batch = self.batch
+        if batch is not None and self.requests.keys().isdisjoint(batch.request_ids):
+            self.batch = None  # all of it were aborted
         request.blocks, request.host_blocks = [], []
         request.status = RequestStatus.FINISHED
         request.finish_reason = event.reason
@@ -378,6 +412,7 @@ def _on_device(table: list[int]) -> list[int]:
 
 _HANDLERS: dict[type, Callable[[RunState, Any, StepRecord], None]] = {
     Arrived: RunState._arrive,
+    Reprioritised: RunState._rank,
     Admitted: RunState._admit,
     Deferred: RunState._defer,
     Preempted: RunState._preempt,

@@ -6,109 +6,117 @@ import dataclasses
 import queue
 import sys
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from engine.config import DEFAULT_CHAT_MAX_TOKENS, ConfigError, SchedulerConfig
-from engine.events import Keyframe, StepRecord
-from engine.failures import describe
+from engine.config import ConfigError, EngineConfig, SchedulerConfig
+from engine.floor import Turn
+from engine.frames import FrameStream
+from engine.intake import Intake
 from engine.messages import (
-    MAX_FRAME_RECORDS,
     Abort,
     AckFrame,
     AddRequest,
+    CancelCompare,
+    Compare,
+    CompareDone,
+    ComparePlan,
     ConfigRefused,
     CountTokens,
-    Frame,
+    Paced,
     Reconfigure,
+    Record,
+    Reply,
+    SetPace,
+    SetPriority,
     Shutdown,
-    TokenCount,
+    StepOnce,
 )
-from engine.request import RequestError
+from engine.run_log import RunLog
 from engine.wire import BadConfig, BadRequest, Incoming
-from engine.workload import ShapeError, synthetic_prompt
 
 if TYPE_CHECKING:
-    from engine.core import EngineCore
+    from engine.core import EngineCore, StepResult
     from engine.loader import LoadedEngine
 
 INTAKE_SECONDS = 0.02
 """How long new requests may be taken in between two steps while answers are running."""
 
 
-# Step records --------------------------------------------------------------------------------------------------------
+class EngineLoop:
+    """Takes commands between steps and sends what the steps gave.
 
-
-class FrameStream:
-    """Step records on their way to a client that may be slower than the engine.
-
-    At most one frame is unacknowledged. What piles up meanwhile goes into the next; past ``MAX_FRAME_RECORDS`` it is
-    dropped, and the next frame carries the state instead. Call :meth:`next_frame` only right after a step or with no
-    work left: in between, requests may have arrived of which no record tells yet.
+    While it pauses, it waits for commands: what they change is taken into the queue and told, but nothing is scheduled
+    until a step is asked for. While a comparison has its turn, it is the :class:`engine.floor.Floor` of that.
     """
 
-    def __init__(self, keyframe: Callable[[], Keyframe]) -> None:
-        self._keyframe = keyframe
-        self._records: list[StepRecord] = []
-        self._overflowed = False
-        self._sent = 0
-        self._acknowledged = 0
-
-    def add(self, record: StepRecord) -> None:
-        if self._overflowed:
-            return
-        self._records.append(record)
-        if len(self._records) > MAX_FRAME_RECORDS:
-            self._records.clear()
-            self._overflowed = True
-
-    def acknowledge(self, number: int) -> None:
-        self._acknowledged = max(self._acknowledged, min(number, self._sent))
-
-    def next_frame(self) -> Frame | None:
-        """The next frame, where one may be sent and there is something to say."""
-        if self._acknowledged < self._sent or not (self._records or self._overflowed):
-            return None
-        self._sent += 1
-        records, self._records = self._records, []
-        keyframe = self._keyframe() if self._overflowed else None
-        self._overflowed = False
-        return Frame(self._sent, records, keyframe)
-
-
-# The loop ------------------------------------------------------------------------------------------------------------
-
-
-class EngineLoop:
-    """Takes commands between steps and sends what the steps gave."""
-
-    def __init__(self, loaded: LoadedEngine, commands: queue.SimpleQueue[Incoming], send: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        loaded: LoadedEngine,
+        config: EngineConfig,
+        commands: queue.SimpleQueue[Incoming],
+        send: Callable[..., None],
+    ) -> None:
+        self.loaded = loaded
         self.core: EngineCore = loaded.core
-        self.codec = loaded.codec
-        self._info = loaded.info
-        self._special_ids = frozenset(loaded.codec.special_ids)
+        self._config = config
+        self._intake = Intake(loaded.codec, loaded.info)
         self._commands = commands
         self._set_aside: deque[Incoming] = deque()
         """Commands that came while a step ran, taken from the queue already."""
         self._send = send
         self._frames = FrameStream(self.core.keyframe)
+        self._log = RunLog(send)
         self._arriving: dict[int, AddRequest] = {}
         """Requests that have come and are not yet in the core, in order of arrival."""
+        self._paused = False
+        self._steps_due = 0
+        """Single steps that were asked for while it pauses."""
+        self._turn: Turn | None = None
 
     def run(self) -> None:
         """Until ``Shutdown``. An exception of a step passes through: the engine's state is then not to be trusted."""
-        while self._take_commands():
-            if self.core.has_work:
-                result = self.core.step()
-                if result.record is not None:
-                    self._frames.add(result.record)
-                self._send(*result.outputs)
-                self._take_acknowledgements()
-            frame = self._frames.next_frame()
-            if frame is not None:
-                self._send(frame)
+        try:
+            while self._take_commands():
+                if self._turn is not None and (self._turn.cancelled or not (self.core.has_work or self._arriving)):
+                    self._compare(self._turn)
+                elif self.core.has_work:
+                    self._advance()
+                else:
+                    self._steps_due = 0
+                self._send_frame()
+        finally:
+            self._log.close()
+
+    def _advance(self) -> None:
+        """One step, or, while it pauses, what there is to take in."""
+        if not self._paused:
+            self._tell(self.core.step())
+        elif self._steps_due:
+            self._steps_due -= 1
+            self._tell(self.core.step())
+        else:
+            self._tell(self.core.take_in())
+
+    def _tell(self, result: StepResult) -> None:
+        if result.record is not None:
+            self._frames.add(result.record)
+            self._log.add(result, self.core.keyframe)
+        self._send(*result.outputs)
+        self._take_acknowledgements()
+        self._tell_turn()
+
+    def _tell_turn(self) -> None:
+        if self._turn is not None:
+            self._turn.tell_waiting(self.core.num_requests + len(self._arriving))
+
+    def _send_frame(self) -> None:
+        frame = self._frames.next_frame()
+        if frame is not None:
+            self._send(frame)
+
+    # Commands ----------------------------------------------------------------------------------------------------
 
     def _take_acknowledgements(self) -> None:
         """What was acknowledged while the step ran, so that every step can have its frame; the rest waits its turn."""
@@ -132,22 +140,33 @@ class EngineLoop:
         Commands that cost nothing are all obeyed. Requests must be tokenised: while answers are running they are taken
         in for a short time only, so that a flood of them does not hold the answers up.
         """
-        idle = not (self.core.has_work or self._arriving)
+        wait = self._idle
+        if wait:
+            self._log.flush()
         while True:
             try:
-                command = self._next_command(wait=idle)
+                command = self._next_command(wait)
             except queue.Empty:
                 break
             if isinstance(command, Shutdown):
                 return False
             self._obey(command)
-            idle = False
+            wait = False
         deadline = time.perf_counter() + INTAKE_SECONDS
-        while self._arriving and (time.perf_counter() < deadline or not self.core.has_work):
+        while self._arriving and (time.perf_counter() < deadline or self._paused or not self.core.has_work):
             self._add(next(iter(self._arriving)))
         return True
 
+    @property
+    def _idle(self) -> bool:
+        """Whether there is nothing to do before another command comes."""
+        if self._arriving or self._turn is not None:
+            return False
+        return not (self.core.has_notes if self._paused and not self._steps_due else self.core.has_work)
+
     def _obey(self, command: Incoming) -> None:
+        if self._turn is not None and self._turn.take(command):
+            return
         match command:
             case AddRequest(request_id=request_id):
                 self._add(request_id)
@@ -155,12 +174,25 @@ class EngineLoop:
             case Abort(request_id=request_id):
                 self._add(request_id)
                 self.core.abort(request_id)
+            case SetPriority(request_id=request_id, priority=priority):
+                self._add(request_id)
+                self.core.set_priority(request_id, priority)
             case AckFrame(number=number):
                 self._frames.acknowledge(number)
             case CountTokens():
-                self._send(self._count_tokens(command))
+                self._send(self._intake.count_tokens(command))
             case Reconfigure(scheduler=scheduler):
                 self._reconfigure(scheduler)
+            case SetPace(paused=paused):
+                self._pace(paused and self._turn is None)
+            case StepOnce():
+                self._steps_due += self._paused
+            case Record():
+                self._record(command)
+            case Compare(plan=plan):
+                self._begin_turn(plan)
+            case CancelCompare():
+                pass  # it is over already
             case BadConfig(message=message):
                 self._send(ConfigRefused(message))
             case BadRequest(request_id=request_id, message=message):
@@ -174,76 +206,74 @@ class EngineLoop:
         except ConfigError as error:
             self._send(ConfigRefused(str(error)))
 
+    def _pace(self, paused: bool) -> None:
+        self._paused, self._steps_due = paused, 0
+        self._send(Paced(paused))
+
+    def _record(self, command: Record) -> None:
+        self._log.close()
+        if command.path:
+            config = dataclasses.replace(self._config, scheduler=self.scheduler)
+            self._log.open(command, config, self.loaded.info, self.core.keyframe())
+
     def _add(self, request_id: int) -> None:
         """Hand an arriving request to the core; nothing where there is none of that id."""
         command = self._arriving.pop(request_id, None)
-        if command is None:
-            return
-        try:
-            prompt_token_ids = self._prompt_of(command)
-        except RequestError as error:
-            self.core.reject(request_id, str(error))
-            return
-        except Exception as error:  # whatever a tokeniser or a template throws costs this one request
-            traceback.print_exc()
-            self.core.reject(request_id, f"The prompt could not be turned into tokens: {describe(error)}")
-            return
-        params = command.params
-        if command.messages is not None and params.max_tokens is None:
-            limit = max(DEFAULT_CHAT_MAX_TOKENS, params.min_tokens)
-            params = dataclasses.replace(params, max_tokens=limit)
-        try:
-            self.core.add_request(
-                request_id,
-                prompt_token_ids,
-                params,
-                priority=command.priority,
-                user=command.user,
-                arrival_time=command.arrival_time,
-                ends_after=command.ends_after,
-                stream_text=command.stream_text,
-            )
-        except ValueError as error:
-            # An id that is in use. Whatever is answered under it would end the request that has it.
-            print(f"a request is ignored: {error}", file=sys.stderr, flush=True)
+        if command is not None:
+            self._intake.add(self.core, command)
+            self._log.asked(command)
 
-    def _prompt_of(self, command: AddRequest) -> list[int]:
-        given = [
-            name
-            for name in ("messages", "prompt", "prompt_token_ids", "prompt_tokens")
-            if getattr(command, name) is not None
-        ]
-        if len(given) != 1:
-            raise RequestError(
-                f"a request has exactly one of messages, prompt, prompt_token_ids and prompt_tokens; this has "
-                f"{' and '.join(given) or 'none of them'}"
-            )
-        if command.messages is not None:
-            if not any(message.content.strip() for message in command.messages):
-                raise RequestError("messages hold no text; write something to be answered")
-            return self.codec.encode_chat(command.messages)
-        if command.prompt is not None:
-            if not command.prompt.strip():
-                raise RequestError("prompt is empty; write something to be continued")
-            return self.codec.encode(command.prompt)
-        if command.prompt_token_ids is not None:
-            return command.prompt_token_ids
-        assert command.prompt_tokens is not None
-        return self._synthetic(command.prompt_tokens, command.synthetic_seed)
+    # A comparison ------------------------------------------------------------------------------------------------
 
-    def _synthetic(self, length: int, seed: int) -> list[int]:
-        if length > self._info.max_model_len:  # before it is made: it may be of any length
-            raise RequestError(f"prompt_tokens is {length:,}; the model's context holds {self._info.max_model_len:,}")
-        try:
-            return synthetic_prompt(length, self._info.vocab_size, seed, self._special_ids)
-        except ShapeError as error:
-            raise RequestError(str(error)) from error
+    def _begin_turn(self, plan: ComparePlan) -> None:
+        """Let the running answers end; a pause ends with that."""
+        if self._paused:
+            self._pace(False)
+        self._turn = Turn(plan, self._send)
+        self._tell_turn()
 
-    def _count_tokens(self, query: CountTokens) -> TokenCount:
-        try:
-            return TokenCount(query.query_id, len(self.codec.encode_chat(query.messages)))
-        except RequestError as error:
-            return TokenCount(query.query_id, 0, str(error))
-        except Exception as error:
-            traceback.print_exc()
-            return TokenCount(query.query_id, 0, describe(error))
+    def _compare(self, turn: Turn) -> None:
+        """Give the engine away, then begin afresh with what came meanwhile."""
+        if turn.cancelled:
+            done = CompareDone(b"", "The comparison was cancelled before its first run.")
+        else:
+            from engine.comparing import run_comparison
+
+            self._log.close()  # the core that it tells of is replaced
+            done = run_comparison(self, turn.plan)
+            self.core = self.loaded.fresh_core(self.scheduler)
+            self.begin(self.core)
+        self._send(done)
+        self._turn = None
+        self._set_aside.extendleft(reversed(turn.held()))
+
+    @property
+    def scheduler(self) -> SchedulerConfig:
+        """The knobs of the core that serves, as wanted."""
+        return self.core.scheduler_config
+
+    def send(self, reply: Reply) -> None:
+        self._send(reply)
+
+    def begin(self, core: EngineCore) -> None:
+        self._frames.begin(core.keyframe)
+        self._send_frame()
+
+    def stepped(self, result: StepResult) -> None:
+        if result.record is not None:
+            self._frames.add(result.record)
+        self._take_acknowledgements()
+        self._send_frame()
+
+    def stop_wanted(self) -> bool:
+        assert self._turn is not None
+        while not self._turn.cancelled:
+            try:
+                command = self._next_command(wait=False)
+            except queue.Empty:
+                return False
+            if isinstance(command, Shutdown):
+                self._set_aside.appendleft(command)
+                return True
+            self._obey(command)
+        return True

@@ -247,13 +247,24 @@ class EngineProbe:
         return request_id
 
     def step(self) -> StepResult:
-        result = self.core.step()
+        result = self._look_at(self.core.step())
+        if result.record is not None:
+            self._watch_progress(result.record)
+        return result
+
+    def take_in(self) -> StepResult:
+        """What an engine that pauses does: nothing may be computed."""
+        result = self._look_at(self.core.take_in())
+        assert result.record is None or not result.record.request_ids
+        assert not self.core.has_notes
+        return result
+
+    def _look_at(self, result: StepResult) -> StepResult:
         for output in result.outputs:
             self._take(output)
         self.core.check_invariants()
         if result.record is not None:
             self._fold(result.record)
-            self._watch_progress(result.record)
         return result
 
     def run(self, max_steps: int = 100_000) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from engine.config import SchedulerConfig
 from engine.events import (
     Admitted,
     Arrived,
@@ -13,6 +14,7 @@ from engine.events import (
     BatchStarted,
     BlocksAllocated,
     BlocksCached,
+    BlocksEvicted,
     BlocksFreed,
     BlocksShared,
     Ended,
@@ -21,6 +23,7 @@ from engine.events import (
     Preempted,
     Reconfigured,
     Recovered,
+    Reprioritised,
     RequestState,
     RunTotals,
     StepRecord,
@@ -69,6 +72,7 @@ class Tale:
         again.restore(state.keyframe())
         assert again.keyframe() == state.keyframe()
         assert (again.block_refs == state.block_refs).all() and (again.block_hashed == state.block_hashed).all()
+        assert (again.block_parent == state.block_parent).all()
 
     def arrive(self, request_id: int, parent: int = 0) -> None:
         self.step(Arrived(request_id, 40, 30, 0, "", 0.0, parent))
@@ -160,7 +164,8 @@ def test_a_recomputation_gives_all_back(tale: Tale) -> None:
     assert request.status == RequestStatus.PREEMPTED and request.num_computed == 0 and request.blocks == []
     tale.step(Admitted(1, 16, 0.1, True), BlocksShared(1, [1]), BlocksAllocated(1, [5, 6]), rows={1: (30, 0)})
     tale.step(Recovered(1, 0.3, 24), rows={1: (41, 1)})
-    assert tale.state.ledger[-1].recovered == Recovered(1, 0.3, 24)
+    entry = tale.state.ledger[-1]
+    assert (entry.recovered, entry.recovered_step) == (Recovered(1, 0.3, 24), tale.state.step)
 
 
 def test_the_newest_preemption_of_a_request_is_the_one_it_recovers_from(tale: Tale) -> None:
@@ -217,4 +222,36 @@ def test_a_gap_leaves_no_preemption_half_open(tale: Tale) -> None:
     tale.state.restore(keyframe)
     tale.step(Recovered(1, 9.0, 40))
     assert len(tale.state.ledger) == 1 and tale.state.ledger[0].recovered is None
+    assert tale.state.batch == BatchStarted(1, [2], 40)
+
+
+def test_a_block_hangs_from_what_comes_before_it_until_either_is_taken(tale: Tale) -> None:
+    def parents() -> list[int]:
+        return tale.state.block_parent[1:5].tolist()
+
+    tale.step(BlocksCached(1, [2, 3], [1, 2]), BlocksCached(2, [4], [1]))
+    assert parents() == [0, 1, 2, 1] and tale.state.block_parent.dtype == "int32"
+    tale.step(BlocksFreed(1, [1, 2, 3]), Finished(1, "stop", 1))
+    tale.step(BlocksEvicted(2, [3, 2]))
+    assert parents() == [0, 0, 0, 1]
+    tale.step(BlocksEvicted(2, [1]))
+    assert parents() == [0, 0, 0, 0], "what it came after is gone"
+    tale.step(BlocksCached(2, [1]))
+    assert parents() == [0, 0, 0, 0], "the same block, but another content"
+
+
+def test_a_static_batch_is_over_when_all_of_it_are_aborted(tale: Tale) -> None:
+    tale.step(BatchStarted(1, [1, 2], 40))
+    tale.step(BlocksFreed(1, [1, 2, 3]), Finished(1, "abort", 1))
+    assert tale.state.batch is not None
+    tale.step(BlocksFreed(2, [1, 4]), Finished(2, "abort", 1))
     assert tale.state.batch is None
+
+
+def test_priorities_and_all_knobs_are_told(tale: Tale) -> None:
+    tale.step(Reprioritised(1, -3), Reprioritised(77, 1))
+    assert tale.of(1).priority == -3 and tale.of(2).priority == 0
+    knobs = SchedulerConfig(chunk_size=32)
+    tale.step(Reconfigured("vllm", "fcfs", "swap", scheduler=knobs))
+    tale.step(Reconfigured("vllm", "fcfs", "recompute"))
+    assert tale.state.scheduler == knobs and tale.state.preemption == "recompute"

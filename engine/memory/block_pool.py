@@ -31,6 +31,12 @@ class BlockPool:
         """The null block not counted; ids run from 1 to ``num_blocks``."""
         self.ref_counts = [0] * (num_blocks + 1)
         self.digests: list[bytes | None] = [None] * (num_blocks + 1)
+        self._parents: list[tuple[int, int]] = [(0, 0)] * (num_blocks + 1)
+        """(block whose content comes before, the number of its registration)"""
+        self._numbers = [0] * (num_blocks + 1)
+        """The number of a block's registration: it counts up, so that a block that is taken and registered again is not
+        mistaken for what it was."""
+        self._registrations = 0
         self._free = list(range(num_blocks, 0, -1))
         # An OrderedDict is a doubly linked list with a hash of its nodes: any cached block leaves in O(1).
         self._cached: OrderedDict[int, None] = OrderedDict()
@@ -101,14 +107,27 @@ class BlockPool:
             found.append(block)
         return found
 
-    def register(self, blocks: Sequence[int], digests: Sequence[bytes]) -> list[int]:
-        """Make full, referenced blocks findable: those of them whose content no other block has already."""
-        registered, by_digest = list[int](), self._by_digest
+    def register(self, blocks: Sequence[int], digests: Sequence[bytes], before: bytes | None = None) -> list[int]:
+        """Make full, referenced blocks findable: those of them whose content no other block has already. ``before``:
+        the digest that the first of ``digests`` is chained to; None: nothing precedes it."""
+        registered, by_digest, numbers = list[int](), self._by_digest, self._numbers
+        parent = by_digest.get(before, 0) if before is not None else 0
         for block, digest in zip(blocks, digests, strict=True):
-            if by_digest.setdefault(digest, block) == block:
+            found = by_digest.setdefault(digest, block)
+            if found == block:
                 self.digests[block] = digest
+                self._registrations += 1
+                numbers[block] = self._registrations
+                self._parents[block] = parent, numbers[parent]
                 registered.append(block)
+            parent = found
         return registered
+
+    def parent_of(self, block: int) -> int:
+        """The block whose content comes before that of a registered one in the chain; 0: it begins a prompt, or what
+        came before has been taken since."""
+        parent, number = self._parents[block]
+        return parent if self._numbers[parent] == number else 0
 
     def registered_blocks(self) -> list[int]:
         """Blocks that have a digest, with or without references, in order of id."""
@@ -119,6 +138,7 @@ class BlockPool:
         if digest is not None:
             del self._by_digest[digest]
             self.digests[block] = None
+            self._numbers[block] = 0
 
     def check(self, references: dict[int, int]) -> None:
         """Raise AssertionError unless the sets are disjoint, complete and as ``references`` (block → table entries)."""
@@ -134,6 +154,7 @@ class BlockPool:
             assert homes == 1, f"block {block} is in {homes} of free, cached and referenced"
             digest = self.digests[block]
             assert digest is None or self._by_digest.get(digest) == block, f"block {block} is not what its digest finds"
+            assert (digest is None) == (self._numbers[block] == 0), f"block {block} has half a registration"
             assert block not in free or digest is None, f"free block {block} has a digest"
             assert block not in cached or digest is not None, f"cached block {block} has no digest"
         assert len(self._by_digest) == sum(d is not None for d in self.digests), (

@@ -123,6 +123,12 @@ class KVCacheManager:
             parent = content.digest()
             digests.append(parent)
 
+    def prefix_of(self, request: Request) -> list[int]:
+        """The first 32 bits of the digest of each full block of its prompt; empty without a prefix cache."""
+        digests = request.block_hashes[: request.num_prompt_tokens // self.block_size]
+        words = DIGEST_BYTES // TOKEN_BYTES
+        return memoryview(b"".join(digests)).cast("I")[::words].tolist()
+
     def find_prefix(self, request: Request) -> list[int]:
         """The cached blocks that a waiting request's tokens begin with. At least one token is left to compute, since a
         step that computes nothing has no logits to sample from."""
@@ -133,10 +139,13 @@ class KVCacheManager:
         size = self.block_size
         first, full = request.cache_edge // size - 1, request.num_computed_tokens // size
         self._extend_digests(request, full)
-        cached = self.pool.register(request.block_ids[first:full], request.block_hashes[first:full])
+        digests = request.block_hashes
+        before = digests[first - 1] if first else None
+        cached = self.pool.register(request.block_ids[first:full], digests[first:full], before)
         request.cache_edge = (full + 1) * size
         if cached:
-            self._events.append(BlocksCached(request.request_id, cached))
+            parents = [self.pool.parent_of(block) for block in cached]
+            self._events.append(BlocksCached(request.request_id, cached, parents))
 
     # Joining ------------------------------------------------------------------------------------------------------
 

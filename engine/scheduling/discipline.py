@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from engine.config import SchedulerConfig
-from engine.events import AnyEvent
+from engine.events import AnyEvent, BatchStarted
 from engine.memory.kv_cache import Joining, KVCacheManager
 from engine.request import Request, RequestStatus
 from engine.scheduling.orders import QueueOrder
@@ -39,6 +39,11 @@ class Discipline(ABC):
         Every request in it must be running and hold blocks for those tokens; their sum stays within the budget, which
         only a single prompt that may not be split exceeds.
         """
+
+    @property
+    def batch(self) -> BatchStarted | None:
+        """The batch that runs as a whole, where the discipline forms such."""
+        return None
 
     @property
     def withholds_answers(self) -> bool:
@@ -128,6 +133,7 @@ class PlanningDesk:
         token_budget: int,
         max_num_seqs: int,
         chunked_prefill: bool,
+        chunk_size: int | None,
         watermark_blocks: int,
         totals: StepTotals,
     ) -> None:
@@ -142,6 +148,8 @@ class PlanningDesk:
         self.full_reason = "slots" if max_num_seqs <= token_budget else "budget"
         """What binds where that many run."""
         self.chunked_prefill = chunked_prefill
+        self.largest_chunk = min(token_budget, chunk_size or token_budget) if chunked_prefill else token_budget
+        """Most tokens of one prompt in this step, where prompts come in chunks."""
         self.watermark_blocks = watermark_blocks
         """Blocks that admission leaves free for the running requests to grow into."""
         self.plan: dict[Request, int] = {}
@@ -166,8 +174,10 @@ class PlanningDesk:
         """How many of ``num_tokens`` tokens a prefill may compute in this step, within what is left of the budget; 0:
         none. Without chunks it is all or nothing, and one that does not fit goes as the only prefill of its step."""
         left = self.budget_left if budget is None else budget
-        if self.chunked_prefill or num_tokens <= left:
-            return max(min(num_tokens, left), 0)
+        if self.chunked_prefill:
+            return max(min(num_tokens, left, self.largest_chunk), 0)
+        if num_tokens <= left:
+            return num_tokens
         alone = left > 0 and not any(count > 1 for count in self.plan.values())
         return num_tokens if alone else 0
 

@@ -31,6 +31,9 @@ def check_invariants(scheduler: Scheduler, last_plan: SchedulerOutput | None = N
 
 def _check_queues(scheduler: Scheduler, running: list[Request], waiting: list[Request]) -> None:
     assert len(waiting) == len(scheduler.waiting), "the queue's length is not the number of those waiting"
+    if scheduler.order.name != "fair":
+        keys = [scheduler.order.key(request) for request in scheduler.waiting.queue.in_order()]
+        assert keys == sorted(keys), "somebody stands in the queue where its priority does not put it"
     places = (
         {RequestStatus.RUNNING, RequestStatus.ENDED} if scheduler.discipline.ends_together else {RequestStatus.RUNNING}
     )

@@ -252,6 +252,13 @@ class WaitingLine:
         line = self.swapped if request.status is RequestStatus.SWAPPED else self.queue
         line.push(request)
 
+    def place_anew(self, request: Request) -> None:
+        """Move a request to where its priority, which has just changed, puts it."""
+        if self._order.by_priority:
+            request.epoch += 1  # its old place is dead
+            self.forget(request, request.status)
+            self.push(request)
+
     def head(self) -> Request | None:
         return None if self.closed else self.first()
 

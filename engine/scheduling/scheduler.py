@@ -25,10 +25,11 @@ from engine.events import (
     Reconfigured,
     Recovered,
     Rejected,
+    Reprioritised,
     SwapDropped,
 )
 from engine.memory.kv_cache import Joining, KVCacheManager
-from engine.request import FinishReason, Request, RequestStatus
+from engine.request import WAITING_STATES, FinishReason, Request, RequestStatus
 from engine.scheduling.columns import PlanError, lay_out
 from engine.scheduling.costs import PreemptionCosts
 from engine.scheduling.counters import Counters
@@ -92,8 +93,18 @@ class Scheduler:
                 request.user,
                 request.arrival_time,
                 request.parent.request_id if request.parent is not None else 0,
+                self.memory.prefix_of(request),
             )
         )
+
+    def set_priority(self, request: Request, priority: int) -> None:
+        """Another priority for a request that waits or runs."""
+        if request.priority == priority:
+            return
+        request.priority = priority
+        if request.status in WAITING_STATES:
+            self.waiting.place_anew(request)
+        self.events.append(Reprioritised(request.request_id, priority))
 
     def refuse(self, request_id: int, message: str) -> None:
         """Account for a request that never waits."""
@@ -271,7 +282,12 @@ class Scheduler:
         config = self.config
         self.events.append(
             Reconfigured(
-                self.discipline_name, config.order, config.preemption, self.pending_discipline, config.max_num_seqs
+                self.discipline_name,
+                config.order,
+                config.preemption,
+                self.pending_discipline,
+                config.max_num_seqs,
+                config,
             )
         )
 
@@ -296,6 +312,7 @@ class Scheduler:
             token_budget=max(self.token_budget, len(self.running)),
             max_num_seqs=config.max_num_seqs,
             chunked_prefill=config.chunked_prefill and not self.discipline.whole_prompts,
+            chunk_size=config.chunk_size,
             watermark_blocks=int(config.watermark * self.memory.num_blocks),
             totals=self.counters,
         )

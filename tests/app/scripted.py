@@ -13,6 +13,7 @@ import msgspec
 from engine.client import EngineDied
 from engine.config import ConfigError, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
+from engine.frames import FrameStream
 from engine.messages import (
     Abort,
     AckFrame,
@@ -31,7 +32,6 @@ from engine.messages import (
     TokenCount,
 )
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
-from engine.serving import FrameStream
 from tests.oracles import VOCAB_SIZE, KVCheckingRunner
 
 SENTENCE = "Paged attention keeps the keys and values of a request in blocks that need not lie side by side. "

@@ -36,6 +36,7 @@ class CoreMachine(RuleBasedStateMachine):
         static_delivery=st.sampled_from(STATIC_DELIVERIES),
         ageing=st.sampled_from([None, 0.5, 5.0]),
         chunked_prefill=st.booleans(),
+        chunk_size=st.sampled_from([None, 1, 3, 100]),
         prefix_cache=st.booleans(),
         watermark=st.sampled_from([0.0, 0.2, 0.9]),
     )
@@ -92,12 +93,30 @@ class CoreMachine(RuleBasedStateMachine):
             self.poisoned.add(victim)
             self.runner.failures[victim] = "poisoned"
 
+    @precondition(lambda self: self.prompts)
+    @rule(data=st.data(), priority=st.integers(-1, 3), during=st.booleans())
+    def rank(self, data: st.DataObject, priority: int, during: bool) -> None:
+        """Another priority for one, known or over already, between two steps or in the middle of one."""
+        request = data.draw(st.sampled_from(sorted(self.prompts)))
+        if during:
+            self.runner.during = lambda plan: self.core.set_priority(request, priority)
+            self.probe.step()
+            self.runner.during = None
+        else:
+            self.core.set_priority(request, priority)
+
+    @rule()
+    def take_in(self) -> None:
+        """What a pause does."""
+        self.probe.take_in()
+
     @rule(
         discipline=st.sampled_from(DISCIPLINES),
         order=st.sampled_from(ORDERS),
         preemption=st.sampled_from(PREEMPTIONS),
         max_num_seqs=st.integers(1, 5),
         max_num_batched_tokens=st.integers(1, 24),
+        chunk_size=st.sampled_from([None, 2, 7]),
         during=st.booleans(),
     )
     def change(self, during: bool, **knobs: Any) -> None:

@@ -45,6 +45,8 @@ class Trace:
     poisoned: set[int] = field(default_factory=set)
     aborted_in: Counter[str] = field(default_factory=Counter)
     """Status → how many were aborted in it."""
+    ranked_in: Counter[str] = field(default_factory=Counter)
+    """Status → how often a priority changed in it."""
 
     def __post_init__(self) -> None:
         self._heads = [[self.rng.randrange(900) for _ in range(30)] for _ in range(3)]
@@ -94,6 +96,14 @@ class Trace:
         self.runner.failures[branch_id(request_id, index)] = "poisoned"
         self.poisoned.add(request_id)
 
+    def rank(self) -> None:
+        """Another priority for anybody, in whatever state it is."""
+        request_id = self.rng.choice(sorted(self.asked))
+        core = self.probe.core
+        request = core._requests.get(request_id)
+        self.ranked_in[request.status.name.lower() if request is not None else "over"] += 1
+        core.set_priority(request_id, self.rng.randrange(4))
+
     def change_knobs(self) -> None:
         """A few knobs at once, each to any value it may have."""
         rng, core = self.rng, self.probe.core
@@ -106,6 +116,7 @@ class Trace:
             "max_num_seqs": rng.randint(1, 8),
             "max_num_batched_tokens": rng.choice([1, 3, 16, 64]),
             "chunked_prefill": rng.random() < 0.5,
+            "chunk_size": rng.choice([None, 1, 5, 16]),
             "watermark": rng.choice([0.0, 0.3]),
             "static_delivery": rng.choice(STATIC_DELIVERIES),
             "waiting_served_ratio": rng.choice([0.0, 0.3, 2.0]),
@@ -163,9 +174,10 @@ def run_trace(
     aborts: float = 0.08,
     failures: float = 0.02,
     changes: float = 0.0,
+    ranks: float = 0.0,
     **settings: Any,
 ) -> Trace:
-    """``aborts``, ``failures`` and ``changes`` are probabilities a step."""
+    """``aborts``, ``failures``, ``changes`` and ``ranks`` are probabilities a step."""
     trace = start_trace(seed, **settings)
     rng, core = trace.rng, trace.probe.core
     while len(trace.asked) < num_requests or core.has_work:
@@ -180,6 +192,8 @@ def run_trace(
             trace.poison()
         if rng.random() < changes:
             trace.change_knobs()
+        if trace.asked and rng.random() < ranks:
+            trace.rank()
         trace.probe.step()
         trace.runner.during = None
     assert_pool_whole(core)

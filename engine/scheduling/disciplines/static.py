@@ -34,7 +34,7 @@ from engine.scheduling.discipline import Discipline, PlanningDesk, StepTotals
 
 @dataclass(slots=True)
 class _Batch:
-    number: int
+    started: BatchStarted
     lengths: dict[Request, int]
     """Tokens of each row when it joined."""
     padded: int
@@ -57,6 +57,10 @@ class Planner(Discipline):
         super().__init__(config)
         self._batch: _Batch | None = None
         self._count = 0
+
+    @property
+    def batch(self) -> BatchStarted | None:
+        return None if self._batch is None else self._batch.started
 
     @property
     def withholds_answers(self) -> bool:
@@ -104,9 +108,10 @@ class Planner(Discipline):
             return None
         self._count += 1
         totals = desk.totals
-        desk.tell(BatchStarted(self._count, [request.request_id for request in lengths], longest))
+        started = BatchStarted(self._count, [request.request_id for request in lengths], longest)
+        desk.tell(started)
         return _Batch(
-            number=self._count,
+            started=started,
             lengths=lengths,
             padded=longest,
             width=longest + most_left,
@@ -144,7 +149,7 @@ class Planner(Discipline):
         padding = totals.padding_tokens - batch.padding_tokens
         events.append(
             BatchEnded(
-                batch.number,
+                batch.started.batch,
                 size,
                 totals.steps - batch.steps,
                 useful,

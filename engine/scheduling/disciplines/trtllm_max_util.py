@@ -12,6 +12,8 @@ a margin to the running requests. The rest, a paused request's coming back inclu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.request import Request
 from engine.scheduling.discipline import PlanningDesk
 from engine.scheduling.disciplines import vllm
@@ -24,5 +26,5 @@ class Planner(vllm.Planner):
         lowest = max(request.priority for request in desk.running) if desk.order.by_priority else None
         return next(request for request in reversed(desk.running) if lowest is None or request.priority == lowest)
 
-    def margin_blocks(self, desk: PlanningDesk) -> int:
+    def margin_blocks(self, desk: PlanningDesk, head: Request, staying: Sequence[Request]) -> int:
         return 0

@@ -20,6 +20,9 @@ the pool could hold everything it has to compute, though only the first chunk's 
 would have to yield before its first token is not let in. Nobody passes the head: it starts as soon as the running have
 finished enough, and those behind it wait with it.
 
+Where a chunk size keeps one prompt from taking a whole step, several share it; those behind the first are let in only
+where the pool holds the rest of all their prompts.
+
 Ours: a request that has been preempted comes back only once it and the running ones could all grow for as many steps as
 its coming back takes of the token budget (one, where it was swapped). Otherwise it could yield again at the next block,
 and a tight pool would compute the same tokens over and over.
@@ -54,9 +57,13 @@ class Planner(Discipline):
         """The running request that yields when memory is gone."""
         return desk.last_in_rank()
 
-    def margin_blocks(self, desk: PlanningDesk) -> int:
-        """Blocks that admission leaves to the running requests."""
-        return desk.watermark_blocks
+    def margin_blocks(self, desk: PlanningDesk, head: Request, staying: Sequence[Request]) -> int:
+        """Blocks that the admission of ``head`` leaves to those who stay: the watermark and, where a chunk size has
+        prompts share a step, what those that do not rank below it have yet to take for theirs."""
+        if desk.largest_chunk == desk.token_budget:
+            return desk.watermark_blocks
+        first = [request for request in staying if not desk.order.outranks(head, request)]
+        return desk.watermark_blocks + sum(desk.memory.blocks_to_grow(request, 0) for request in first)
 
     def _plan_decodes(self, desk: PlanningDesk) -> list[Request]:
         """Plan one token for each that needs one; return those that need more."""
@@ -192,11 +199,11 @@ class Planner(Discipline):
         self, desk: PlanningDesk, head: Request, joining: Joining, staying: Sequence[Request]
     ) -> tuple[str, int]:
         """(reason, blocks) that must be free beside what ``head`` needs."""
-        margin = self.margin_blocks(desk)
+        margin = self.margin_blocks(desk, head, staying)
         if not head.num_preemptions:
             return "watermark", margin
         memory, length = desk.memory, len(head.token_ids)
-        steps = -(-(length - joining.num_computed) // desk.token_budget)
+        steps = -(-(length - joining.num_computed) // desk.largest_chunk)
         growth = sum(memory.blocks_to_grow(request, steps) for request in staying)
         own = memory.blocks_for(min(length + steps, head.footprint)) - memory.blocks_for(length)
         return "resume", max(margin, growth + max(own, 0))
