@@ -55,6 +55,9 @@ def build_parser() -> argparse.ArgumentParser:
     add_engine_options(parser)
     load = add_load_options(parser)
     load.add_argument("--seed", type=int, metavar="N", help="of prompts, arrivals and sampling")
+    load.add_argument(
+        "--find-rate", action="store_true", help="search the request rate where the queue starts to grow, in probes"
+    )
     add_result_options(parser)
     return parser
 
@@ -263,6 +266,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"batchscope bench: {error}", file=sys.stderr)
         return 1
     with own_stdout(args.json == "-") as out:
+        if args.find_rate:
+            from engine.saturation_run import report_rate
+
+            return report_rate(args, chosen, out)
         return _run_and_report(args, chosen, out)
 
 

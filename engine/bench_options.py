@@ -139,11 +139,22 @@ def check_usage(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
         parser.error(f"nothing to run: give --workload FILE (one request a line) or --scenario NAME ({names})")
     if args.scenario and (args.time_scale is not None or args.limit is not None):
         parser.error("--time-scale and --limit go with --workload; a scenario says itself how many come, and when")
+    if getattr(args, "find_rate", False):
+        _check_search(parser, args)
     for option, target in (("--json", args.json), ("--html", getattr(args, "html", None))):
         if fault := target_fault(option, target):
             parser.error(fault)
     if not 0 <= args.warmup <= MAX_WARM_UP:
         parser.error(f"--warmup is {args.warmup}; it must be 0 to {MAX_WARM_UP:,}")
+
+
+def _check_search(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    for name in ("ramp", "burstiness", "max_concurrency", "goodput", "save_outputs", "record"):
+        if getattr(args, name, None):
+            option = "--" + name.replace("_", "-")
+            parser.error(
+                f"--find-rate does not go with {option}: its probes are open loops of even gaps, at its own rates"
+            )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
