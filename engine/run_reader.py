@@ -282,16 +282,19 @@ class RunReader:
         index = self._index
         place = bisect_left(index.steps, step)
         if place < len(index.steps) and index.steps[place] == step:
-            segment = bisect_right(index.segment_first, place) - 1
-        else:
-            segment, place = self._segment_beginning_at(step), -1
-        if self._unpacked is None or not self._unpacked.of(index, segment):
-            self._unpacked = _Unpacked(index, segment)
-        start = self._unpacked.start
-        records = self._unpacked.up_to(place) if place >= 0 else []
-        if start is None or (records and records[-1].step != step) or (place >= 0 and not records):
+            unpacked = self._segment(bisect_right(index.segment_first, place) - 1)
+            records = unpacked.up_to(place)
+            if unpacked.start is not None and records and records[-1].step == step:
+                return _folded(unpacked.start, records)
+        start = self._segment(self._segment_beginning_at(step)).start
+        if start is None:
             raise self._missing(step)
-        return _folded(start, records)
+        return _folded(start, [])
+
+    def _segment(self, segment: int) -> _Unpacked:
+        if self._unpacked is None or not self._unpacked.of(self._index, segment):
+            self._unpacked = _Unpacked(self._index, segment)
+        return self._unpacked
 
     def texts(self, first: int | None = None, last: int | None = None) -> Iterator[tuple[int, Text]]:
         """Prompts and pieces of answers with the step after which they came, of the steps ``first`` … ``last``."""

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 import msgspec
-import numpy as np
 
+from engine.block_takers import BlockTakers
 from engine.events import Keyframe, StepRecord
 from engine.run_file import (
     FORMAT_VERSION,
     MAGIC,
     PREFIX,
     FrameKind,
-    Owners,
     RecordingError,
     RunHeader,
     SegmentStart,
@@ -29,7 +28,6 @@ from engine.run_file import (
     temporary_beside,
     write_all,
 )
-from engine.run_state import RunState
 
 DEFAULT_LIMIT_BYTES = 256 * 2**20
 MIN_LIMIT_BYTES = 2**20
@@ -70,8 +68,7 @@ class RunWriter:
         self._beginning = PREFIX.pack(MAGIC, FORMAT_VERSION) + pack_frame(
             FrameKind.HEADER, 0, 0.0, _encoder.encode(header)
         )
-        self._state = RunState()
-        """Knows who took each block last, which keyframes do not say."""
+        self._takers = BlockTakers(0)
         self._buffer = bytearray()
         self._size = 0
         """Bytes in the file."""
@@ -87,7 +84,7 @@ class RunWriter:
                 raise OSError(None, "this is not a file")
             self._begin_file(0, 0)
         if keyframe is not None:
-            self._state.restore(keyframe)
+            self._takers = BlockTakers.of(keyframe)
             self._last_step, self._last_time = keyframe.step, keyframe.time
             self._begin_segment(keyframe)
             self.flush()
@@ -101,10 +98,10 @@ class RunWriter:
         self._last_step, self._last_time = record.step, record.time + record.timings.total
         if not self._segments:
             state = keyframe()
-            self._state.restore(state)
+            self._takers = BlockTakers.of(state)
             self._begin_segment(state)
         else:
-            self._state.apply(record)
+            self._takers.follow(record)
         self._append(FrameKind.RECORD, _encoder.encode(record))
         self._segment_steps += 1
         self._segment_changes += len(record.events) + len(record.request_ids)
@@ -145,9 +142,7 @@ class RunWriter:
 
     def _begin_segment(self, keyframe: Keyframe) -> None:
         self._segments.append(self._size + len(self._buffer))
-        self._append(
-            FrameKind.KEYFRAME, _encoder.encode(SegmentStart(keyframe, _further_owners(self._state, keyframe)))
-        )
+        self._append(FrameKind.KEYFRAME, _encoder.encode(SegmentStart(keyframe, self._takers.beside(keyframe))))
         self._keyframe_bytes = self._size + len(self._buffer) - self._segments[-1]
         self._segment_changes = self._segment_steps = 0
 
@@ -206,13 +201,3 @@ class RunWriter:
                 self._file.close()
             self._file = None
         raise RecordingError(f"{self.path} cannot be written: {reason}")
-
-
-def _further_owners(state: RunState, keyframe: Keyframe) -> Owners:
-    """Who took each block last, where the tables of ``keyframe`` do not say it: blocks that are cached or shared."""
-    told = np.zeros(state.num_blocks + 1, dtype=np.int64)
-    for request in sorted(keyframe.requests, key=lambda r: (r.arrival_time, r.request_id)):
-        told[request.blocks] = request.request_id
-    kept = state.block_hashed | (state.block_refs > 0)
-    blocks = np.flatnonzero((state.block_owner != told) & kept)
-    return Owners(blocks.astype("<i4").tobytes(), state.block_owner[blocks].astype("<i8").tobytes())
