@@ -26,6 +26,7 @@ from app.scope.panel import RunHistory, ScopeSource
 from app.scope_window import ScopeWindow
 from app.theme import Theme
 from app.top_bar import TopBar
+from app.tour import Tour
 from engine.client import EngineDied
 from engine.config import STARTER_MODEL, EngineConfig
 from engine.messages import LoadFailed, Loading, ModelInfo
@@ -93,10 +94,14 @@ class MainWindow(ScopeWindow):
         )
 
     def _build_top(self) -> None:
-        self.top_bar = TopBar(self.theme, self.source, self._model_menu(), self.view_menu())
+        self.tour = Tour(self, self.settings)
+        view = self.view_menu()
+        view.addSeparator()
+        view.addAction(self.action("Tour", "", self.tour.begin))
+        self.top_bar = TopBar(self.theme, self.source, self._model_menu(), view)
         self.death_banner = DeathBanner(self.theme)
         self.hold = HoldNotice(self.bridge, self.theme)
-        self.build_top(self.top_bar, self.death_banner, self.hold)
+        self.build_top(self.top_bar, self.tour.bar, self.death_banner, self.hold)
         self.model_page = ModelPage(self.theme, self)
         self.top_bar.loading.cancelled.connect(self.bridge.shutdown)
         self.top_bar.scheduler.chosen.connect(self._change_scheduler)
@@ -203,6 +208,7 @@ class MainWindow(ScopeWindow):
         self.top_bar.show_model(info)
         self.recording.begin_run()
         self._paced(self.bridge.paused)
+        self.tour.offer()
 
     def _load_failed(self, failure: LoadFailed) -> None:
         self.model_page.setGeometry(self._page_place())
