@@ -74,7 +74,7 @@ class BarChart(QWidget):
         at = bold.horizontalAdvance(self.title) + 8
         if at + small.horizontalAdvance(self.note) <= self.width():
             painter.drawText(at, baseline, self.note)
-        widest = max((small.horizontalAdvance(bar.cell.variant) for bar in self.bars), default=0)
+        widest = max((small.horizontalAdvance(bar.cell.variant) + 2 for bar in self.bars), default=0)
         names = min(widest, round(self.width() * NAME_SHARE))
         figures = max((small.horizontalAdvance(bar.cell.text) for bar in self.bars), default=0) + 6
         area = QRect(names + 6, CAPTION, max(8, self.width() - names - 6 - figures), ROW * len(self.bars))

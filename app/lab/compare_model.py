@@ -217,7 +217,7 @@ def plan_fault(plan: ComparePlan, config: EngineConfig, info: ModelInfo) -> str:
         try:
             pool = variant_info(variant, plan, config, info)
         except ConfigError as error:
-            return _sentence(f"{variant.name}: {error}")
+            return f"{variant.name}: {error}."
         room = pool.num_blocks * pool.block_size
         if min(smallest, info.max_model_len) > room:
             return (

@@ -304,27 +304,21 @@ class ComparePanel(Card):
         self.cancel_button.setEnabled(True)
         self._headline.setText("")
         faults = [done.error] if done.error else []
+        result = None
         if done.result:
             try:
                 result = self.results.add_bytes(done.result, beside.run if beside is not None else None)
             except ValueError as error:
                 faults.append(str(error))
-            else:
-                self.finished.emit(result.plain)
+        runs, complete = len(plan.variants) * len(plan.seeds), len(result.own_runs) if result is not None else 0
+        self.status.setText("" if faults else "The comparison is complete.")
+        if faults and 0 < complete < runs:
+            self.status.setText(f"{complete:,} of {count(runs, 'run')} are complete and shown.")
         self._show_faults(faults)
         self._check()
-        self._say_end(plan, bool(done.result))
-
-    def _say_end(self, plan: ComparePlan, has_result: bool) -> None:
-        runs = len(plan.variants) * len(plan.seeds)
-        shown = self.results.result
-        complete = len(shown.own_runs) if has_result and shown is not None else 0
-        if complete == runs:
-            self.status.setText(f"All {count(runs, 'run')} are complete." if runs > 1 else "The run is complete.")
-        else:
-            self.status.setText(f"{complete:,} of {count(runs, 'run')} are complete; only those are shown.")
-        if has_result:
-            self.column.reveal(self.results)
+        if result is not None:
+            self.column.reveal(self.results.view.title)
+            self.finished.emit(result.plain)
 
     # Saying ------------------------------------------------------------------------------------------------------
 

@@ -135,12 +135,13 @@ class ComparedResult:
     def faults(self) -> list[str]:
         """What keeps this result from being whole, a sentence each."""
         faults = ["Interrupted: only the runs that were complete are shown."] if self.plain["interrupted"] else []
-        faults += [f"{name}: {sentence}" for name, sentence in self.plain.get("failures", {}).items()]
+        faults += [f"{name} could not run: {sentence}." for name, sentence in self.plain["failures"].items()]
         for run in self.own_runs:
             if run["failed"]:
-                reasons = "; ".join(list(dict.fromkeys(error for error in run["errors"] if error))[:2])
+                reasons = list(dict.fromkeys(error for error in run["errors"] if error))
                 failed = f"{run['failed']:,} of {count(run['num_prompts'], 'request')} failed"
-                faults.append(f"{run['variant']}{self._of_seed(run['seed'])}: {failed}: {reasons}")
+                because = f": {'; '.join(reasons[:2])}" if reasons else ""
+                faults.append(f"{run['variant']}{self._of_seed(run['seed'])}: {failed}{because}.")
         return faults
 
     def runs_of_seed(self, seed: int | None) -> list[Run]:
@@ -205,8 +206,9 @@ class ComparedResult:
         for name in self.variants:
             found = efficiency_of(self.plain, name)
             if found is not None:
-                parts = [f"{text} {_percent(found[key])}" for key, text in EFFICIENCY.items()]
-                sentences.append(f"{name}: {', '.join(parts)}.")
+                eta, predicted, measured = (_percent(found[key]) for key in EFFICIENCY)
+                work = f"useful share of the work {predicted} predicted, {measured} measured"
+                sentences.append(f"{name}: η {eta}; {work}.")
         return sentences
 
     def table_text(self) -> str:

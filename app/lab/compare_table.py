@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QPersistentModelIndex, QRect, QSize, Qt
-from PySide6.QtGui import QFontMetrics, QKeyEvent, QKeySequence, QPainter
+from PySide6.QtGui import QFontMetrics, QKeyEvent, QKeySequence, QPainter, QResizeEvent
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QHeaderView,
@@ -20,7 +20,8 @@ from PySide6.QtWidgets import (
 from app.lab.compare_result import Cell, Row
 from app.theme import Theme, readable
 
-ROW_HEIGHT = 22
+LINE = 18
+"""Pixels of a line of text in a cell."""
 GAP = 8
 """Pixels between a figure and its ratio, and beside both."""
 Index = QModelIndex | QPersistentModelIndex
@@ -78,32 +79,40 @@ class CompareModel(QAbstractTableModel):
 
 
 class CellDelegate(QStyledItemDelegate):
-    """The figure, and behind it its ratio: ▲ where that is better than the baseline, ▼ where it is worse."""
+    """The figure, and behind or below it its ratio: ▲ where that is better than the baseline, ▼ where it is worse."""
 
-    def __init__(self, theme: Theme, parent: QWidget) -> None:
-        super().__init__(parent)
+    def __init__(self, theme: Theme, table: CompareTable) -> None:
+        super().__init__(table)
         self._theme = theme
+        self._table = table
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         cell: Cell = index.data(CELL_ROLE)
-        style = option.widget.style()
-        style.drawPrimitive(QStyle.PrimitiveElement.PE_PanelItemViewItem, option, painter, option.widget)
-        theme, metrics = self._theme, option.fontMetrics
-        right = option.rect.right() - GAP
+        theme, table = self._theme, self._table
+        style = table.style()
+        style.drawPrimitive(QStyle.PrimitiveElement.PE_PanelItemViewItem, option, painter, table)
+        room = option.rect.adjusted(GAP, 0, -GAP, 0)
+        figure, ratio = QRect(room), QRect(room)
+        if table.stacked:
+            figure.setHeight(room.height() // 2)
+            ratio.setTop(figure.bottom())
+        elif table.has_ratio(index.column()):
+            ratio.setLeft(room.right() - ratio_width(option.fontMetrics))
+            figure.setRight(ratio.left() - GAP)
+        if not cell.ratio and table.stacked:
+            figure = room  # in the middle of both lines
         painter.save()
         painter.setFont(option.font)
-        if self.parent().with_ratios:
-            width = ratio_width(metrics)
-            color = {1: theme.decode, -1: theme.preempted}.get(cell.better, theme.muted)
-            painter.setPen(readable(color, theme))
-            mark = {1: " ▲", -1: " ▼"}.get(cell.better, "   " if cell.ratio else "")
-            box = QRect(right - width, option.rect.top(), width, option.rect.height())
-            painter.drawText(box, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, cell.ratio + mark)
-            right -= width + GAP
         painter.setPen(theme.muted if cell.missing else theme.text)
-        box = QRect(option.rect.left(), option.rect.top(), right - option.rect.left(), option.rect.height())
-        painter.drawText(box, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, cell.text)
+        painter.drawText(figure, ALIGN, cell.text)
+        color = {1: theme.decode, -1: theme.preempted}.get(cell.better, theme.muted)
+        painter.setPen(readable(color, theme))
+        painter.drawText(ratio, ALIGN, f"{cell.ratio} {MARKS[cell.better]}" if cell.ratio else "")
         painter.restore()
+
+
+MARKS = {1: "▲", -1: "▼", 0: "·"}
+ALIGN = Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter
 
 
 def ratio_width(metrics: QFontMetrics) -> int:
@@ -111,17 +120,19 @@ def ratio_width(metrics: QFontMetrics) -> int:
 
 
 class CompareTable(QTableView):
-    """As high as its rows; wider than the panel it scrolls sideways, the names of the figures stay. Ctrl+C copies all
-    of it."""
+    """As high as its rows. Where the variants have no room beside each other the ratios go below the figures, then it
+    scrolls sideways; the names of the figures stay."""
 
-    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+    def __init__(self, name: str, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self.stacked = False
+        """Whether ratios are below their figures."""
         self.figures = CompareModel()
         self.figures.setParent(self)
-        self.with_ratios = True
         self.setModel(self.figures)
         self.setItemDelegate(CellDelegate(theme, self))
-        self.setAccessibleName("Figures of the variants")
+        self.setAccessibleName(name)
+        self.setStyleSheet("QTableCornerButton::section { background: transparent; border: none; }")
         self.setShowGrid(False)
         self.setCornerButtonEnabled(False)
         self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
@@ -130,59 +141,68 @@ class CompareTable(QTableView):
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setTabKeyNavigation(False)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.verticalHeader().setDefaultSectionSize(ROW_HEIGHT)
         for header in (self.verticalHeader(), self.horizontalHeader()):
             header.setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
             header.setHighlightSections(False)
             header.setSectionsClickable(False)
-        self.horizontalHeader().setMinimumSectionSize(1)
+            header.setMinimumSectionSize(1)
         theme.changed.connect(self.viewport().update)
 
     def show_rows(self, rows: list[Row], variants: list[str], baseline: str) -> None:
-        self.with_ratios = any(cell.ratio for row in rows for cell in row.cells)
         self.figures.show_rows(rows, variants, baseline)
         self._fit_columns()
-        self.updateGeometry()
+
+    def has_ratio(self, column: int) -> bool:
+        return any(row.cells[column].ratio for row in self.figures.rows)
 
     def sizeHint(self) -> QSize:
-        height = self.horizontalHeader().sizeHint().height() + ROW_HEIGHT * self.figures.rowCount() + 2
-        if self._too_wide():
+        height = self.horizontalHeader().sizeHint().height() + sum(map(self._height_of, self.figures.rows)) + 2
+        if sum(self._needed(self.stacked)) > self._room():
             height += self.horizontalScrollBar().sizeHint().height()
         return QSize(super().sizeHint().width(), height)
 
     def minimumSizeHint(self) -> QSize:
         return QSize(200, self.sizeHint().height())
 
-    def resizeEvent(self, event: Any) -> None:
+    def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._fit_columns()
-        self.updateGeometry()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.matches(QKeySequence.StandardKey.Copy):
-            return event.ignore()  # the view copies all of it
-        super().keyPressEvent(event)
+            event.ignore()  # the view copies all of it
+        else:
+            super().keyPressEvent(event)
 
-    def _needed(self) -> int:
-        """Width of a column that shows all of its cells."""
+    def _height_of(self, row: Row) -> int:
+        return 2 * LINE + 2 if self.stacked and any(cell.ratio for cell in row.cells) else LINE + 4
+
+    def _room(self) -> int:
+        return self.width() - self.verticalHeader().sizeHint().width()
+
+    def _needed(self, stacked: bool) -> list[int]:
+        """Widths of the columns that show all of their cells."""
         metrics = self.fontMetrics()
-        rows = self.figures.rows
-        figures = max((metrics.horizontalAdvance(cell.text) for row in rows for cell in row.cells), default=0)
-        ratio = ratio_width(metrics) + GAP if self.with_ratios else 0
-        names = max((metrics.horizontalAdvance(name) for name in self.figures.variants), default=0)
-        return max(figures + ratio, names) + 2 * GAP
-
-    def _too_wide(self) -> bool:
-        room = self.width() - self.verticalHeader().width()
-        return self._needed() * len(self.figures.variants) > room
+        widths = []
+        for column, name in enumerate(self.figures.variants):
+            figure = max((metrics.horizontalAdvance(row.cells[column].text) for row in self.figures.rows), default=0)
+            ratio = ratio_width(metrics) if self.has_ratio(column) else 0
+            cells = max(figure, ratio) if stacked else figure + (ratio + GAP if ratio else 0)
+            widths.append(max(cells, metrics.horizontalAdvance(name)) + 2 * GAP + 2)
+        return widths
 
     def _fit_columns(self) -> None:
         """A column takes what it needs, and no more than a little of the room that is left."""
-        count = len(self.figures.variants)
-        if not count:
-            return
-        room = self.width() - self.verticalHeader().width()
-        needed = self._needed()
-        width = max(needed, min(room // count, round(needed * 1.5)))
-        for column in range(count):
-            self.setColumnWidth(column, width)
+        room = self._room()
+        self.stacked = sum(self._needed(stacked=False)) > room and any(map(self.has_ratio, range(self._count())))
+        needed = self._needed(self.stacked)
+        spare = max(0, room - sum(needed)) // max(1, len(needed))
+        for column, width in enumerate(needed):
+            self.setColumnWidth(column, width + min(spare, width // 3))
+        for number, row in enumerate(self.figures.rows):
+            self.setRowHeight(number, self._height_of(row))
+        self.updateGeometry()
+        self.viewport().update()
+
+    def _count(self) -> int:
+        return len(self.figures.variants)

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from PySide6.QtCore import QEvent, QPoint, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import (
-    QBrush,
     QFont,
     QFontMetrics,
     QKeyEvent,
@@ -23,12 +23,12 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QHBoxLayout, QScrollBar, QSizePolicy, QToolTip, QWidget
 
 from app.lab.compare_timelines import TITLE, Band, CompareTimelines, Layout
+from app.scope.lane_painter import LaneContent, paint_lanes
 from app.scope.plot import TICK_GAP, Plot, Tick, linear_ticks
-from app.scope.timeline import _LEGEND, _LOOKS, lane_sentence
+from app.scope.timeline import lane_sentence
 from app.theme import AXIS_PX, Theme, request_color
-from app.widgets import PATTERN_BRUSHES, LegendEntry, paint_swatch
+from app.widgets import paint_swatch
 from app.words import seconds_label
-from engine.lanes import Lane, SpanKind
 
 DRAG_FROM = 4
 """Pixels the mouse must move with its button held before that is a drag."""
@@ -46,6 +46,8 @@ class CompareTimelinePlot(Plot):
         self.model = CompareTimelines()
         self.request: int | None = None
         """Hovered, or chosen with the keys."""
+        self._contents: list[LaneContent] = []
+        """Of the bands, their lanes in order."""
         self._scroll = scroll
         self._picture: QPixmap | None = None
         self._hover_x: int | None = None
@@ -62,6 +64,7 @@ class CompareTimelinePlot(Plot):
 
     def show_runs(self, runs: Sequence[Mapping[str, Any]]) -> None:
         self.model.show(runs)
+        self._contents = [LaneContent.of(list(band.lanes.values())) for band in self.model.bands]
         self._choose(None)
         self.refresh()
 
@@ -167,50 +170,15 @@ class CompareTimelinePlot(Plot):
     def paint_data(self, painter: QPainter) -> None:
         layout = self.model.layout()
         shown = self._shown(layout)
-        rows: list[tuple[Lane, int]] = []
-        for index, band in enumerate(self.model.bands):
-            top = layout.top(index) + TITLE
-            lanes = [(band.lanes.get(request), top + row * layout.pitch) for row, request in enumerate(shown)]
-            rows += [(lane, y) for lane, y in lanes if lane is not None]
-        self._paint_lanes(painter, rows, layout.pitch)
-        painter.setPen(QPen(self.theme.text, 1))
-        for index, band in enumerate(self.model.bands):
+        for index, (band, content) in enumerate(zip(self.model.bands, self._contents, strict=True)):
+            places = {request: row for row, request in enumerate(band.lanes)}
+            rows = np.array([places.get(request, -1) for request in shown], dtype=np.intp)
+            area = QRect(self.area.left(), layout.top(index) + TITLE, self.area.width(), layout.band_height)
+            paint_lanes(painter, self.theme, content.take(rows), len(rows), area, self.x_range, layout.pitch)
             if band.lanes and self.model.begin <= band.end <= self.model.end:
+                painter.setPen(QPen(self.theme.text, 1))
                 x, top = round(self.x_pixel(band.end)), layout.top(index) + TITLE
                 painter.drawLine(x, top, x, top + layout.band_height)
-
-    def _paint_lanes(self, painter: QPainter, rows: list[tuple[Lane, int]], pitch: int) -> None:
-        boxes = {kind: [] for kind in SpanKind}
-        marks = []
-        for lane, y in rows:
-            top, height = y + (1 if pitch > 4 else 0), pitch - (2 if pitch > 4 else 1)
-            for span in lane.spans:
-                if span.end >= self.model.begin and span.begin <= self.model.end:
-                    left = round(self.x_pixel(span.begin))
-                    width = max(1, round(self.x_pixel(span.end)) - left)
-                    thick = height
-                    if span.kind == SpanKind.SWAPPED:
-                        thick = max(3, height // 2)
-                    elif span.kind == SpanKind.WAITING:
-                        thick = 3 if height >= 8 else 1
-                    elif span.kind == SpanKind.STALLED:
-                        thick = 1
-                    boxes[span.kind].append(QRect(left, top + (height - thick) // 2, width, thick))
-            for time in lane.preempted_at:
-                size = min(9, height + 1)
-                marks.append(QRectF(self.x_pixel(time) - size / 2, top + (height - size) / 2, size, size))
-        painter.setPen(Qt.PenStyle.NoPen)
-        for kind, (token, pattern) in _LOOKS.items():
-            painter.setBrush(getattr(self.theme, token))
-            painter.drawRects(boxes[kind])
-            if pattern in PATTERN_BRUSHES:
-                painter.setBrush(QBrush(self.theme.card, PATTERN_BRUSHES[pattern]))
-                painter.drawRects(boxes[kind])
-        for mark in marks:
-            paint_swatch(painter, mark, self.theme.preempted, "triangle", self.theme.card)
-
-    def legend_entries(self) -> list[LegendEntry]:
-        return [LegendEntry(_LEGEND[k], *_LOOKS[k]) for k in _LEGEND if k in self.model.kinds]
 
     def paint_over(self, painter: QPainter) -> None:
         layout, theme = self.model.layout(), self.theme

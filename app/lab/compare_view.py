@@ -13,11 +13,13 @@ from app.lab.compare_bars import Bar, BarChart, BarGrid
 from app.lab.compare_result import ComparedResult, efficiency_formulas
 from app.lab.compare_table import CompareTable
 from app.lab.compare_timeline_plot import CompareTimelineView
+from app.scope.lane_painter import legend_entries
 from app.theme import SPACING, Theme
 from app.widgets import Legend, button, label
 from app.words import seconds_label
 from engine.comparison import Figure
 
+CHOICE_MOST = 280
 HOW = "Ctrl and the wheel zoom, dragging moves, a double click shows all. Keys: + − ← → Home, ↑ ↓ for a request."
 HINT = "Point at a request, or press ↑ and ↓, to see it in every variant."
 
@@ -46,13 +48,12 @@ class CompareView(QWidget):
         self.timelines.plot.setToolTip(HOW)
         self.legend = Legend(theme, [])
         self.request_note = sentence("muted")
-        self.table = CompareTable(theme)
+        self.table = CompareTable("Figures of the variants", theme)
         self.footnote = sentence("muted")
         self.static_note = sentence("")
         self.static_note.setToolTip(efficiency_formulas())
         self.bars = BarGrid(theme)
-        self.waste = CompareTable(theme)
-        self.waste.setAccessibleName("Waste of the variants")
+        self.waste = CompareTable("Waste of the variants", theme)
         self.save_button = button("Save…", accessible="Save the result")
         self.save_button.clicked.connect(self.save)
         self.report_button = button("HTML report…", accessible="Write a report in HTML")
@@ -70,6 +71,8 @@ class CompareView(QWidget):
         for each in (self.save_button, self.report_button, self.copy_button):
             buttons.addWidget(each)
         buttons.addStretch(1)
+        for choice in (self.baseline, self.seed):
+            choice.setMaximumWidth(CHOICE_MOST)
         self._choices = QFormLayout()
         self._choices.setSpacing(SPACING)
         self._choices.setLabelAlignment(Qt.AlignmentFlag.AlignLeft)
@@ -104,7 +107,7 @@ class CompareView(QWidget):
         if self.result is None:
             return
         self.timelines.plot.show_runs(self.result.runs_of_seed(self.seed.currentData()))
-        self.legend.set_entries(self.timelines.plot.legend_entries())
+        self.legend.set_entries(legend_entries(self.timelines.plot.model.kinds, drafted=False))
         self._show_request(None)
 
     def _baseline_chosen(self, _index: int) -> None:
