@@ -6,6 +6,7 @@ from the start gives the engine's own keyframe at every step: the tests hold tha
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -181,12 +182,10 @@ class RunState:
         self._blocks = BlockState(keyframe.num_blocks)
         self.requests = {}
         for request in sorted(keyframe.requests, key=lambda r: (r.arrival_time, r.request_id)):
-            copy = RequestState(*(getattr(request, name) for name in RequestState.__struct_fields__))
-            copy.blocks, copy.host_blocks = list(request.blocks), list(request.host_blocks)
-            self.requests[copy.request_id] = copy
-            held = _on_device(copy.blocks)
-            self._blocks.refs[held] += 1
-            self._blocks.owner[held] = copy.request_id
+            own = copy.copy(request)
+            own.blocks, own.host_blocks = list(request.blocks), list(request.host_blocks)
+            self.requests[own.request_id] = own
+        self._blocks.hold({request.request_id: request.blocks for request in self.requests.values()})
         self._blocks.cache(keyframe.cached_blocks, keyframe.cached_parents)
 
     def keyframe(self) -> Keyframe:
