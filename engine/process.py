@@ -201,8 +201,7 @@ def serve(pipes: Pipes) -> int:
     from engine.serving import EngineLoop
 
     pipes.send(Ready(loaded.info, loaded.core.keyframe()))
-    assert isinstance(first, LoadModel)
-    loop = EngineLoop(loaded, first.config, pipes.commands, pipes.send)
+    loop = EngineLoop(loaded, pipes.commands, pipes.send)
     try:
         loop.run()
     except Exception as error:

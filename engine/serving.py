@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from engine.config import ConfigError, EngineConfig, SchedulerConfig
+from engine.config import ConfigError, SchedulerConfig
 from engine.floor import Turn
 from engine.frames import FrameStream
 from engine.intake import Intake
@@ -51,16 +51,9 @@ class EngineLoop:
     until a step is asked for. While a comparison has its turn, it is the :class:`engine.floor.Floor` of that.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedEngine,
-        config: EngineConfig,
-        commands: queue.SimpleQueue[Incoming],
-        send: Callable[..., None],
-    ) -> None:
+    def __init__(self, loaded: LoadedEngine, commands: queue.SimpleQueue[Incoming], send: Callable[..., None]) -> None:
         self.loaded = loaded
         self.core: EngineCore = loaded.core
-        self._config = config
         self._intake = Intake(loaded.codec, loaded.info)
         self._commands = commands
         self._set_aside: deque[Incoming] = deque()
@@ -213,7 +206,7 @@ class EngineLoop:
     def _record(self, command: Record) -> None:
         self._log.close()
         if command.path:
-            config = dataclasses.replace(self._config, scheduler=self.scheduler)
+            config = dataclasses.replace(self.loaded.config, scheduler=self.scheduler)
             self._log.open(command, config, self.loaded.info, self.core.keyframe())
 
     def _add(self, request_id: int) -> None:

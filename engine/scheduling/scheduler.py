@@ -54,7 +54,8 @@ class Scheduler:
         costs: PreemptionCosts | None = None,
     ) -> None:
         self.config = config
-        self.token_budget = self._budget_at_load = token_budget
+        self._budget_at_load = token_budget
+        self.token_budget = config.max_num_batched_tokens or token_budget
         self.events: list[AnyEvent] = []
         self.memory = KVCacheManager(
             num_blocks,

@@ -12,7 +12,8 @@ import msgspec
 
 from engine.client import EngineDied
 from engine.config import ConfigError, EngineConfig, SchedulerConfig
-from engine.core import EngineCore
+from engine.core import EngineCore, StepResult
+from engine.floor import Turn
 from engine.frames import FrameStream
 from engine.messages import (
     Abort,
@@ -20,6 +21,9 @@ from engine.messages import (
     AddRequest,
     AnyReply,
     Command,
+    Compare,
+    CompareDone,
+    CompareProgress,
     ConfigRefused,
     CountTokens,
     Hello,
@@ -27,10 +31,16 @@ from engine.messages import (
     Loading,
     ModelInfo,
     Output,
+    Paced,
     Ready,
     Reconfigure,
+    Record,
+    SetPace,
+    SetPriority,
+    StepOnce,
     TokenCount,
 )
+from engine.run_log import RunLog
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
 from tests.oracles import VOCAB_SIZE, KVCheckingRunner
 
@@ -72,8 +82,11 @@ class ScriptedClient:
         self.closed = 0
         self.sent: list[Command] = []
         self.core: EngineCore | None = None
+        self.paused = False
         self._arrived: list[AnyReply | EngineDied] = []
         self._request_id = 0
+        self._log = RunLog(self.deliver)
+        self._turn: Turn | None = None
 
     # What the bridge calls ---------------------------------------------------------------------------------------
 
@@ -87,8 +100,13 @@ class ScriptedClient:
     def load(self, config: EngineConfig) -> None:
         self.loaded.append(config)
         self.scheduler = config.scheduler
+        self.core = self._fresh_core()
+        self._frames = FrameStream(self.core.keyframe)
+        self.deliver(Hello(1, 4242))
+
+    def _fresh_core(self) -> EngineCore:
         self.runner = TimedRunner(self.block_size)
-        self.core = EngineCore(
+        return EngineCore(
             self.runner,
             scheduler=self.scheduler,
             num_blocks=self.num_blocks,
@@ -99,8 +117,6 @@ class ScriptedClient:
             token_budget=self.token_budget,
             clock=lambda: self.runner.now,
         )
-        self._frames = FrameStream(self.core.keyframe)
-        self.deliver(Hello(1, 4242))
 
     def next_request_id(self) -> int:
         self._request_id += 1
@@ -108,22 +124,49 @@ class ScriptedClient:
 
     def send(self, command: Command) -> None:
         self.sent.append(command)
-        if self.core is None:
+        if self.core is None or (self._turn is not None and self._turn.take(command)):
             return
-        if isinstance(command, AddRequest):
-            self._add(command)
-        elif isinstance(command, Abort):
-            self.core.abort(command.request_id)
-        elif isinstance(command, AckFrame):
-            self._frames.acknowledge(command.number)
-            self._send_frame()
-        elif isinstance(command, Reconfigure):
-            try:
-                self.core.reconfigure(command.scheduler)
-            except ConfigError as error:
-                self.deliver(ConfigRefused(str(error)))
-        elif isinstance(command, CountTokens):
-            self.deliver(TokenCount(command.query_id, sum(len(m.content) // 4 for m in command.messages)))
+        self._obey(self.core, command)
+        if self.paused and self.core is not None and self.core.has_notes:
+            self._tell(self.core.take_in())
+
+    def _obey(self, core: EngineCore, command: Command) -> None:
+        match command:
+            case AddRequest():
+                self._add(command)
+                self._log.asked(command)
+            case Abort(request_id=request_id):
+                core.abort(request_id)
+            case SetPriority(request_id=request_id, priority=priority):
+                core.set_priority(request_id, priority)
+            case AckFrame(number=number):
+                self._frames.acknowledge(number)
+                self._send_frame()
+            case Reconfigure(scheduler=scheduler):
+                try:
+                    core.reconfigure(scheduler)
+                except ConfigError as error:
+                    self.deliver(ConfigRefused(str(error)))
+            case CountTokens(query_id=query_id, messages=messages):
+                self.deliver(TokenCount(query_id, sum(len(m.content) // 4 for m in messages)))
+            case SetPace(paused=paused):
+                self._pace(paused and self._turn is None)
+            case StepOnce():
+                if self.paused and core.has_work:
+                    self._tell(core.step())
+            case Record():
+                self._log.close()
+                if command.path:
+                    self._log.open(command, self.loaded[-1], self.info(), core.keyframe())
+            case Compare(plan=plan):
+                if self.paused:
+                    self._pace(False)
+                self._turn = Turn(plan, self.deliver)
+                self._turn.tell_waiting(core.num_requests)
+
+    def _pace(self, paused: bool) -> None:
+        self.paused = paused
+        self.deliver(Paced(paused))
 
     def poll(self, timeout: float = 0.0) -> list[AnyReply | EngineDied]:
         arrived, self._arrived = self._arrived, []
@@ -131,7 +174,8 @@ class ScriptedClient:
 
     def close(self, timeout: float = 0.0) -> int | None:
         self.closed += 1
-        self.core = None
+        self.core, self._turn, self.paused = None, None, False
+        self._log.close()
         return 0
 
     def kill(self) -> None:
@@ -164,16 +208,46 @@ class ScriptedClient:
         """Takes up to so many steps; returns how many had something to do."""
         done = 0
         for _ in range(steps):
-            if self.core is None or not self.core.has_work:
+            if self.core is None or self.paused or not self.core.has_work:
                 break
             result = self.core.step()
-            if result.record is not None:
-                done += 1
-                self._frames.add(result.record)
-            for output in result.outputs:
-                self.deliver(_with_text(output))
-            self._send_frame()
+            done += result.record is not None
+            self._tell(result)
         return done
+
+    def run_comparison(self, *progress: CompareProgress) -> None:
+        """Lets the answers that run end, then says how far a comparison is."""
+        assert self._turn is not None and self.core is not None
+        while self.core.has_work:
+            self.step()
+        for reply in progress:
+            self.deliver(reply)
+
+    def end_comparison(self, result: bytes, error: str = "") -> None:
+        """Ends the comparison; what came meanwhile goes to a fresh core."""
+        turn, self._turn = self._turn, None
+        assert turn is not None and self.core is not None
+        self._log.close()
+        self.scheduler, now = self.core.scheduler_config, self.runner.now
+        self.core = self._fresh_core()
+        self.runner.now = now
+        self._frames.begin(self.core.keyframe)
+        self._send_frame()
+        self.deliver(CompareDone(result, error))
+        for command in turn.held():
+            self._obey(self.core, command)
+
+    def _tell(self, result: StepResult) -> None:
+        if result.record is not None:
+            assert self.core is not None
+            self._frames.add(result.record)
+            self._log.add(result, self.core.keyframe)
+            self._log.flush()
+        for output in result.outputs:
+            self.deliver(_with_text(output))
+        self._send_frame()
+        if self._turn is not None and self.core is not None:
+            self._turn.tell_waiting(self.core.num_requests)
 
     def _send_frame(self) -> None:
         frame = self._frames.next_frame()

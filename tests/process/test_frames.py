@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 from types import SimpleNamespace
 
-from engine.config import EngineConfig
 from engine.core import StepResult
 from engine.events import Keyframe, RunTotals, StepRecord, StepTimings
 from engine.frames import FrameStream
@@ -134,5 +133,5 @@ def test_every_step_has_its_frame_where_the_window_acknowledges_while_the_next_o
 
     loaded = SimpleNamespace(core=Core(), codec=SimpleNamespace(special_ids=()), info=None)
     take = lambda *replies: frames.extend(r for r in replies if isinstance(r, Frame))  # noqa: E731
-    EngineLoop(loaded, EngineConfig(), commands, take).run()
+    EngineLoop(loaded, commands, take).run()
     assert [[r.step for r in frame.records] for frame in frames] == [[step] for step in range(1, 11)]
