@@ -1,4 +1,4 @@
-"""A plot over the time before what is shown, with a labelled line where the scheduler's knobs were changed."""
+"""Plots with a labelled line where the scheduler's knobs were changed; most of them are over time."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 21_600
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A moment, in seconds before the right edge (0 or less), what happened, and at which step."""
+    """Where on the x axis, what happened there, and at which step."""
 
-    age: float
+    x: float
     label: str
     step: int
 
@@ -48,37 +48,23 @@ def age_ticks(extent: float, most: int, end: str) -> list[Tick]:
     return [Tick(-i * step, f"−{i * step / unit:g} {name}" if i else end) for i in range(int(extent / step) + 1)]
 
 
-class AgePlot(Plot):
-    """x: seconds before the right edge. Subclasses call :meth:`show_ages` before they lay out."""
+class MarkedPlot(Plot):
+    """Has a labelled line for each of its marks; subclasses paint them with :meth:`paint_marks`."""
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(theme, parent)
         self.marks: list[Mark] = []
-        self._oldest = 0.0
-        self._window = math.inf
-        self._end = "now"
-
-    def show_ages(self, oldest: float, window: float, marks: list[Mark], *, past: bool) -> None:
-        """oldest: of what there is to see, in seconds. past: the right edge is not now."""
-        self._oldest, self._window, self.marks = oldest, window, marks
-        self._end = "then" if past else "now"
-
-    def layout_axes(self) -> None:
-        extent = min(self._window, max(SHORTEST_SECONDS, math.ceil(self._oldest / 5.0) * 5.0))
-        self.x_range = (-extent, 0.0)
-        super().layout_axes()
-        self.x_ticks = age_ticks(extent, max(2, self.area.width() // 75), self._end)
 
     def mark_at(self, x: float) -> Mark | None:
         """The one whose line is at a logical pixel."""
-        near = min(self.marks, key=lambda mark: abs(self.x_pixel(mark.age) - x), default=None)
-        return near if near is not None and abs(self.x_pixel(near.age) - x) <= MARK_REACH else None
+        near = min(self.marks, key=lambda mark: abs(self.x_pixel(mark.x) - x), default=None)
+        return near if near is not None and abs(self.x_pixel(near.x) - x) <= MARK_REACH else None
 
     def paint_marks(self, painter: QPainter) -> None:
         """The lines, and the labels of as many as there is room for, the newest first."""
         area, theme = self.area, self.theme
         painter.setPen(QPen(theme.accent, 1, Qt.PenStyle.DashLine))
-        xs = [round(self.x_pixel(mark.age)) for mark in self.marks]
+        xs = [round(self.x_pixel(mark.x)) for mark in self.marks]
         for x in xs:
             painter.drawLine(x, area.top(), x, area.bottom())
         free = area.right() + 1
@@ -102,3 +88,24 @@ class AgePlot(Plot):
                 return True
             QToolTip.hideText()
         return super().event(event)
+
+
+class AgePlot(MarkedPlot):
+    """x: seconds before the right edge, 0 or less. Subclasses call :meth:`show_ages` before they lay out."""
+
+    def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
+        super().__init__(theme, parent)
+        self._oldest = 0.0
+        self._window = math.inf
+        self._end = "now"
+
+    def show_ages(self, oldest: float, window: float, marks: list[Mark], *, past: bool) -> None:
+        """oldest: of what there is to see, in seconds. past: the right edge is not now."""
+        self._oldest, self._window, self.marks = oldest, window, marks
+        self._end = "then" if past else "now"
+
+    def layout_axes(self) -> None:
+        extent = min(self._window, max(SHORTEST_SECONDS, math.ceil(self._oldest / 5.0) * 5.0))
+        self.x_range = (-extent, 0.0)
+        super().layout_axes()
+        self.x_ticks = age_ticks(extent, max(2, self.area.width() // 75), self._end)

@@ -242,8 +242,10 @@ class LatencyPanel(ScopePanel):
         super().__init__("Latency", source, theme, selection, self.figures, parent)
         self._legend = Legend(theme, _latency_entries(NO_SAMPLE, NO_SAMPLE, NO_SAMPLE))
         self.add_trailing(self._legend)
-        self.priority_choice = MenuChoice("Priority", "Of the requests of which priority; the lower number goes first")
-        self.priority_choice.set_options([("all priorities", None)])
+        self.priority_choice = MenuChoice(
+            "Priority", "Of the requests of all priorities, or of one: the lower goes first"
+        )
+        self.priority_choice.set_options([("all", None)])
         self.priority_choice.hide()
         self.window_choice = window_choice()
         for choice in (self.priority_choice, self.window_choice):
@@ -272,7 +274,7 @@ class LatencyPanel(ScopePanel):
         choice = self.priority_choice
         if choice.value is not None and choice.value not in seen:
             seen = sorted({*seen, choice.value})  # what was chosen is not taken back while it has no samples
-        choice.set_options([("all priorities", None), *((f"priority {p:,}", p) for p in seen)])
+        choice.set_options([("all", None), *((f"prio {p:,}", p) for p in seen)])
         choice.setVisible(len(seen) > 1 or choice.value is not None)
 
     def _say(self, ttft: Percentiles, itl: Percentiles, e2el: Percentiles) -> None:

@@ -16,7 +16,8 @@ from app.widgets import LegendEntry, paint_swatch
 ROW = 18
 """Height of a row in pixels."""
 SWATCH = 10
-LEAST_NAME = 40
+MOST_GAP = 32
+"""Pixels between two columns at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class FigureTable(QWidget):
         self._bold = QFont(self.font())
         self._bold.setBold(True)
         self._widths: list[int] = []
+        self._names = 0
+        """Pixels of the widest name."""
         self.rows: tuple[FigureRow, ...] = ()
         self.setAccessibleName(name)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
@@ -55,6 +58,8 @@ class FigureTable(QWidget):
             max(small.horizontalAdvance(head), *(bold.horizontalAdvance(row.cells[i]) for row in rows), 0)
             for i, head in enumerate(columns)
         ]
+        plain = self.fontMetrics()
+        self._names = max((plain.horizontalAdvance(r.name) + (SWATCH + 5) * bool(r.swatch) for r in rows), default=0)
         self.setAccessibleDescription("; ".join(self._spoken(row) for row in rows))
         if longer:
             self.updateGeometry()
@@ -63,19 +68,24 @@ class FigureTable(QWidget):
     def _spoken(self, row: FigureRow) -> str:
         return f"{row.name}: " + ", ".join(f"{h} {c}".strip() for h, c in zip(self._columns, row.cells, strict=True))
 
+    @property
+    def _first(self) -> int:
+        """The line of the first row: without any heading there is none for them."""
+        return int(any(self._columns))
+
     def sizeHint(self) -> QSize:
-        return QSize(200, ROW * (len(self.rows) + 1))
+        return QSize(200, ROW * (len(self.rows) + self._first))
 
     def minimumSizeHint(self) -> QSize:
         return QSize(0, self.sizeHint().height())
 
     def _rights(self) -> list[int]:
-        """The right edge of each column: as far apart as there is room, up to twice the columns' widths."""
+        """The right edge of each column: as far apart as there is room, but never far from the names."""
         if not self._widths:
             return []
-        spare = self.width() - LEAST_NAME - sum(self._widths)
-        gap = max(SPACING // 2, min(4 * SPACING, spare // (len(self._widths) + 1)))
-        rights, right = [], self.width()
+        spare = self.width() - self._names - sum(self._widths)
+        gap = max(SPACING // 2, min(MOST_GAP, spare // (len(self._widths) + 1)))
+        rights, right = [], min(self.width(), self._names + sum(self._widths) + gap * (len(self._widths) + 1))
         for width in reversed(self._widths):
             rights.append(right)
             right -= width + gap
@@ -91,7 +101,7 @@ class FigureTable(QWidget):
         for head, right, width in zip(self._columns, rights, self._widths, strict=True):
             self._draw(painter, QRectF(right - width - SPACING, 0, width + SPACING, ROW), head, right=True)
         names_end = rights[0] - self._widths[0] - SPACING // 2
-        for index, row in enumerate(self.rows, 1):
+        for index, row in enumerate(self.rows, self._first):
             top, left = index * ROW, 0
             if row.swatch is not None:
                 box = QRectF(0, top + (ROW - SWATCH) // 2, SWATCH, SWATCH)
@@ -113,7 +123,7 @@ class FigureTable(QWidget):
 
     def event(self, event: QEvent) -> bool:
         if event.type() == QEvent.Type.ToolTip:
-            index = event.pos().y() // ROW - 1
+            index = event.pos().y() // ROW - self._first
             row = self.rows[index] if 0 <= index < len(self.rows) else None
             if row is not None:
                 QToolTip.showText(event.globalPos(), row.tip or self._spoken(row), self)

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.events import Keyframe, RunTotals, StepRecord, StepTimings
+from app.scope.steps import PARTS
+from engine.events import Keyframe, RunTotals, StepRecord
 
 KNOTS_KEPT = 16_384
 GRAIN = 0.05
@@ -32,8 +33,6 @@ POINTS = 120
 FINEST = 0.25
 """Seconds between two points of a curve at least."""
 
-PARTS: tuple[str, ...] = StepTimings.__struct_fields__
-"""The parts of a step, in the order in which they are done."""
 _COUNTS = {
     "prompt": "prompt_tokens",
     "output": "output_tokens",

@@ -11,8 +11,9 @@ import pytest
 from app.scope.changes import KnobChanges, differing
 from app.scope.curves import gap_curves
 from app.scope.latency import Latency
-from app.scope.rates import GRAIN, KNOTS_KEPT, PARTS, Rates
+from app.scope.rates import GRAIN, KNOTS_KEPT, Rates
 from app.scope.samples import Samples, percentiles
+from app.scope.steps import PARTS
 from engine.config import SchedulerConfig
 from engine.events import Arrived, Ended, Finished, Keyframe, Reconfigured, Reprioritised, RowKind, RunTotals
 from engine.run_state import RunState
