@@ -241,6 +241,10 @@ class MainWindow(ScopeWindow):
         self.bridge.pacer.note_cost(self.bridge.frame_cpu_seconds + time.thread_time() - begun_cpu)
         return handled
 
+    def show_again(self) -> None:
+        super().show_again()
+        self.top_bar.refresh()
+
     # Time --------------------------------------------------------------------------------------------------------
 
     def _paced(self, paused: bool) -> None:
@@ -307,7 +311,7 @@ class MainWindow(ScopeWindow):
         self.model_page.setGeometry(self._page_place())
 
     def closeEvent(self, event: QCloseEvent) -> None:
-        self.settle_no_more()
+        self.rest()
         self.save_layout()
         self.hide()  # at once: the engine may take a moment to end
         self.bridge.shutdown()

@@ -168,7 +168,7 @@ class ReplayWindow(ScopeWindow):
     def closeEvent(self, event: QCloseEvent) -> None:
         self._reading.stop()
         self._playing.stop()
-        self.settle_no_more()
+        self.rest()
         self.save_layout()
         self.travel.close()
         self._reader.close()

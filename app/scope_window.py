@@ -156,7 +156,7 @@ class ScopeWindow(QMainWindow):
     def show_again(self) -> None:
         """The shown step is another: everything seen is drawn anew."""
         for panel in self.panels.values():
-            panel.run_moved()
+            panel.run_moved(at_once=True)
 
     def _show_moment(self, time: float) -> None:
         self.travel.show_time(time)
@@ -210,8 +210,10 @@ class ScopeWindow(QMainWindow):
         """The room for the docks is another."""
         self._settling.start()
 
-    def settle_no_more(self) -> None:
+    def rest(self) -> None:
+        """Nothing happens by itself any more: the window closes."""
         self._settling.stop()
+        self.notice.expire()
 
     def _layout_is_the_users(self) -> None:
         self._arranged = None

@@ -312,6 +312,13 @@ QScrollBar::add-line, QScrollBar::sub-line, QScrollBar::add-page, QScrollBar::su
     background: none; border: none; width: 0; height: 0; }}
 QProgressBar {{ background: {t.raised}; border: none; border-radius: 3px; max-height: 6px; min-height: 6px; }}
 QProgressBar::chunk {{ background: {t.accent}; border-radius: 3px; }}
+QSlider::groove:horizontal {{ background: {t.line}; height: 4px; border-radius: 2px; }}
+QSlider::sub-page:horizontal {{ background: {t.accent}; border-radius: 2px; }}
+QSlider::sub-page:horizontal:disabled {{ background: {t.line}; }}
+QSlider::handle:horizontal {{ background: {t.accent}; border: 2px solid {t.card}; width: 12px; height: 12px;
+    margin: -6px 0; border-radius: 8px; }}
+QSlider::handle:horizontal:focus {{ border-color: {t.text}; }}
+QSlider::handle:horizontal:disabled {{ background: {t.line}; }}
 QTabBar::tab {{ background: transparent; color: {t.muted}; padding: 5px 10px; border: none;
     border-bottom: 2px solid transparent; }}
 QTabBar::tab:selected {{ color: {t.text}; border-bottom-color: {t.accent}; }}

@@ -39,7 +39,8 @@ class TimeBar(QWidget):
         self.slider.setPageStep(MANY)
         self.slider.valueChanged.connect(self._slid)
         self.place = Figure("muted")
-        self.live_button = button("Live", "flat", "Back to the newest step")
+        self.live_button = button("Live", "primary", "Back to the newest step")
+        self.live_button.setToolTip("Back to the newest step (Alt+End)")
         self.live_button.clicked.connect(travel.show_newest)
         self.row = QHBoxLayout(self)
         self.row.setContentsMargins(PADDING[0], 4, PADDING[2], 4)
@@ -58,7 +59,8 @@ class TimeBar(QWidget):
         self.show_pace(alive=False, paused=False)
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        paint_surface(QPainter(self), QRectF(self.rect()), self._theme.card, self._theme.line)
+        line = self._theme.line if self._travel.is_live else self._theme.accent
+        paint_surface(QPainter(self), QRectF(self.rect()), self._theme.card, line)
 
     def show_pace(self, *, alive: bool, paused: bool) -> None:
         """``alive``: whether there is an engine, or a player, to be paused."""
@@ -82,7 +84,9 @@ class TimeBar(QWidget):
             self.slider.setRange(min(travel.first_step, newest), newest)
             self.slider.setValue(travel.shown_step)
             self.slider.blockSignals(blocked)
-        self.live_button.setVisible(not travel.is_live)
+        if self.live_button.isHidden() != travel.is_live:
+            self.live_button.setVisible(not travel.is_live)
+            self.update()
         self.place.say(self._words(newest))
 
     def _words(self, newest: int) -> str:

@@ -163,13 +163,13 @@ class ScopePanel(Card):
         for figure in self._figures:
             figure.say("")
 
-    def run_moved(self) -> None:
-        """The source has changed: refresh now, or when it is due, or when it is seen."""
+    def run_moved(self, *, at_once: bool = False) -> None:
+        """The source has changed: refresh now, or when it is due, or when it is seen. ``at_once``: somebody waits."""
         self._stale = True
         if not self.is_seen():
             return
         wait = self._refreshed_at + self.refresh_seconds - time.perf_counter()
-        if wait <= 0 or self.source.idle or not self.source.live:
+        if at_once or wait <= 0 or self.source.idle or not self.source.live:
             self._refresh_now()
         else:  # with one of the next frames; on its own only if the steps should pause
             self._due.start(round(1000 * (wait + PAUSE_SECONDS)))
