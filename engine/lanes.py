@@ -11,9 +11,9 @@
 A row that computes tokens and padding in one step has its time divided as its tokens are. Every chunk of a prompt is a
 span of its own; decodes are one span, except that rows with drafts are told apart :data:`DRAFTED_ROWS` at a time.
 
-Memory is bounded: :data:`SPANS_KEPT` ended spans of 29 bytes and :data:`LANES_KEPT` ended lanes of 41, a quarter of
-room more while they are full: 18.8 MB with the marks, taken as it is needed. So 20,000 steps of 100 requests are kept whole as long as
-a request changes what it does every fifth step, or less often, and takes part in 30 steps or more.
+Memory is bounded: :data:`SPANS_KEPT` ended spans of 29 bytes, :data:`LANES_KEPT` ended lanes of 41 and the marks, with
+a quarter of room more: 18.8 MB when full, taken as it is needed. So 20,000 steps of 100 requests are kept whole as long
+as a request changes what it does every fifth step, or less often, and takes part in 30 steps or more.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -104,6 +105,18 @@ class SpanRows:
     tokens: np.ndarray
     drafts: np.ndarray
     accepted: np.ndarray
+
+
+def span_rows(lanes: Sequence[Lane]) -> SpanRows:
+    """The spans of lanes that are written out, as columns."""
+    spans = [span for lane in lanes for span in lane.spans]
+    counts = [len(lane.spans) for lane in lanes]
+    types = {"begin": np.float64, "end": np.float64}
+    columns = (
+        np.array([getattr(span, name) for span in spans], dtype=types.get(name, np.int64))
+        for name in SpanRows.__slots__[1:]
+    )
+    return SpanRows(np.repeat(np.arange(len(lanes)), counts), *columns)
 
 
 class RowIndex:

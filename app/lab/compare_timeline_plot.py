@@ -25,7 +25,7 @@ from PySide6.QtWidgets import QHBoxLayout, QScrollBar, QSizePolicy, QToolTip, QW
 from app.lab.compare_timelines import TITLE, Band, CompareTimelines, Layout
 from app.scope.lane_painter import LaneContent, paint_lanes
 from app.scope.plot import TICK_GAP, Plot, Tick, linear_ticks
-from app.scope.timeline import lane_sentence
+from app.scope.timeline_plot import lane_sentence
 from app.theme import AXIS_PX, Theme, request_color
 from app.widgets import paint_swatch
 from app.words import seconds_label

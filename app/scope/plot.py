@@ -5,6 +5,7 @@ straight. It draws what it is given and asks for a repaint only when that has ch
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +13,13 @@ from PySide6.QtCore import QPointF, QRect, QSize, Qt
 from PySide6.QtGui import QFont, QFontMetrics, QPainter, QPaintEvent, QPen, QPolygonF
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from app.theme import AXIS_PX, Theme
+from app.theme import AXIS_PX, Theme, readable
 
 TICK_GAP = 5
 """Pixels between a tick label and the plot."""
+FARTHEST = 1e5
+"""Pixels from the area beyond which nothing is drawn: Qt's rasteriser counts them in whole numbers of limited size."""
+MOST_TICKS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +41,26 @@ def nice_step(extent: float, most: int) -> float:
 
 
 def linear_ticks(low: float, high: float, most: int) -> list[Tick]:
-    step = nice_step(high - low, most)
+    """Round values within a range; of one without a finite extent its lower end, where that is a number."""
+    if not (math.isfinite(low) and math.isfinite(high) and high > low):
+        return [Tick(low, tick_label(low))] if math.isfinite(low) else []
+    step = nice_step(high - low, min(most, MOST_TICKS))
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [Tick(i * step, tick_label(i * step)) for i in range(first, last + 1)]
 
 
+def finite_range(arrays: Iterable[np.ndarray], low: float, high: float) -> tuple[float, float]:
+    """The extent of all finite values, and of ``low`` and ``high``: what a plot may show whatever is in its series."""
+    for values in arrays:
+        finite = values[np.isfinite(values)]
+        low, high = float(finite.min(initial=low)), float(finite.max(initial=high))
+    return low, high
+
+
 def tick_label(value: float) -> str:
+    if abs(value) >= 1e9:
+        return f"{value:.3g}".replace("-", "−")
     if abs(value) >= 10_000:
         return f"{value / 1000:,g}k"
     return (f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}").replace("-", "−")
@@ -69,6 +86,8 @@ class Plot(QWidget):
         self.y_ticks: list[Tick] = []
         self.area = QRect()
         """Where data is painted, logical pixels."""
+        self.foot = 0
+        """Pixels between the area and the labels of the x axis that a subclass paints itself."""
         # It paints all of itself, so that nothing under it is painted again with every step.
         self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
@@ -86,7 +105,7 @@ class Plot(QWidget):
         """Fits :attr:`area` between the tick labels; call after changing ticks or size."""
         widest = max((self.advance(tick.label) for tick in self.y_ticks), default=0)
         left = max(widest, self.advance("000")) + TICK_GAP + 1
-        bottom = self.metrics.height() + 3
+        bottom = self.metrics.height() + 3 + self.foot
         width, height = self.width() - left - 2, self.height() - self.top_margin - bottom
         self.area = QRect(left, self.top_margin, max(1, width), max(1, height))
 
@@ -100,8 +119,9 @@ class Plot(QWidget):
         return width
 
     def x_pixel(self, value: float) -> float:
+        """Not beyond :data:`FARTHEST`, whatever the value; what is no number lies at the left edge."""
         low, high = self.x_range
-        return self.area.left() + (value - low) / (high - low) * self.area.width()
+        return self.area.left() + _pixels(value - low, high - low, self.area.width())
 
     def x_value(self, pixel: float) -> float:
         low, high = self.x_range
@@ -110,8 +130,8 @@ class Plot(QWidget):
     def y_pixel(self, value: float) -> float:
         low, high = self.y_range
         if self.log_y:
-            value, low, high = math.log10(max(value, 1e-12)), math.log10(low), math.log10(high)
-        return self.area.bottom() + 1 - (value - low) / (high - low) * self.area.height()
+            value, low, high = (math.log10(max(each, 1e-12)) for each in (value, low, high))
+        return self.area.bottom() + 1 - _pixels(value - low, high - low, self.area.height())
 
     # Painting ----------------------------------------------------------------------------------------------------
 
@@ -137,11 +157,15 @@ class Plot(QWidget):
         for tick in self.y_ticks:
             x = area.left() - TICK_GAP - self.advance(tick.label)
             painter.drawText(x, round(self.y_pixel(tick.value)) + shift, tick.label)
-        baseline = area.bottom() + 3 + self.metrics.ascent()
+        baseline = area.bottom() + self.foot + 3 + self.metrics.ascent()
+        taken: list[tuple[int, int]] = []
         for tick in self.x_ticks:
             width = self.advance(tick.label)
             x = round(self.x_pixel(tick.value) - width / 2)
-            painter.drawText(min(max(x, area.left()), area.right() - width), baseline, tick.label)
+            x = min(max(x, area.left()), area.right() - width)
+            if all(x > right + TICK_GAP or x + width < left - TICK_GAP for left, right in taken):
+                painter.drawText(x, baseline, tick.label)
+                taken.append((x, x + width))
 
     def paint_data(self, painter: QPainter) -> None:
         raise NotImplementedError
@@ -149,19 +173,46 @@ class Plot(QWidget):
     def paint_over(self, painter: QPainter) -> None:
         """What may lie outside the plot's area: notes, hover marks."""
 
+    def paint_marks(self, painter: QPainter, marks: Sequence[tuple[float, str]]) -> None:
+        """Vertical lines at values of x, with words for as many as there is room for, the last first."""
+        area, theme = self.area, self.theme
+        painter.setPen(QPen(theme.accent, 1, Qt.PenStyle.DashLine))
+        xs = [round(self.x_pixel(value)) for value, _ in marks]
+        for x in xs:
+            painter.drawLine(x, area.top(), x, area.bottom())
+        height = self.metrics.height()
+        top = area.top() - self.top_margin if self.top_margin >= height else area.top()
+        free = area.right() + 1
+        for (_, label), x in zip(reversed(marks), reversed(xs), strict=True):
+            text = self.metrics.elidedText(label, Qt.TextElideMode.ElideRight, max(0, area.width() - 12))
+            width = self.advance(text) + 6
+            left = x + 1 if x + 1 + width <= free else x - width
+            if left < area.left() or left + width > free:
+                continue
+            painter.fillRect(left, top, width, height, theme.card)
+            painter.setPen(readable(theme.accent, theme))
+            painter.drawText(left + 3, top + self.metrics.ascent(), text)
+            free = min(left, x)
+
     def paint_curve(self, painter: QPainter, xs: np.ndarray, ys: np.ndarray, pen: QPen) -> None:
         """A line through the finite points; where one is missing the line breaks."""
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(pen)
         run: list[QPointF] = []
         for x, y in zip(xs.tolist(), ys.tolist(), strict=True):
-            if math.isfinite(y):
+            if math.isfinite(x) and math.isfinite(y):
                 run.append(QPointF(self.x_pixel(x), self.y_pixel(y)))
                 continue
             _draw_run(painter, run)
             run = []
         _draw_run(painter, run)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
+
+
+def _pixels(value: float, extent: float, length: int) -> float:
+    """``length`` pixels show ``extent``: how many are ``value``?"""
+    share = value / extent if extent > 0 else 0.0
+    return min(FARTHEST, max(-FARTHEST, share * length)) if not math.isnan(share) else 0.0
 
 
 def _draw_run(painter: QPainter, run: list[QPointF]) -> None:

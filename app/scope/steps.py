@@ -61,9 +61,7 @@ class StepHistory:
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
-        self._rows = Columns(
-            capacity, **dict.fromkeys(_COUNTS, np.int64), **dict.fromkeys(_SECONDS, np.float64)
-        )
+        self._rows = Columns(capacity, **dict.fromkeys(_COUNTS, np.int64), **dict.fromkeys(_SECONDS, np.float64))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -115,11 +113,18 @@ class StepHistory:
 
     def row(self, age: int, last_step: int | None = None) -> StepRow | None:
         """The step ``age`` steps before the newest."""
-        at = self.count(last_step) - 1 - age
-        if age < 0 or at < 0:
+        return self._row(self.count(last_step) - 1 - age) if age >= 0 else None
+
+    def at(self, time: float) -> StepRow | None:
+        """The step that ran at a moment, engine clock."""
+        row = self._row(bisect_right(self._rows["time"], time) - 1)
+        return row if row is not None and time <= row.time + row.seconds else None
+
+    def _row(self, place: int) -> StepRow | None:
+        if place < 0:
             return None
-        counts = (int(self._rows[name][at]) for name in _COUNTS)
-        return StepRow(*counts, *(float(self._rows[name][at]) for name in _SECONDS))
+        counts = (int(self._rows[name][place]) for name in _COUNTS)
+        return StepRow(*counts, *(float(self._rows[name][place]) for name in _SECONDS))
 
 
 def layer_tokens(record: StepRecord) -> list[int]:

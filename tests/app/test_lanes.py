@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from app.scope.timeline import lane_sentence
+from app.scope.timeline_plot import lane_sentence
 from engine.events import (
     Admitted,
     Arrived,

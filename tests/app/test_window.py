@@ -252,9 +252,9 @@ def test_a_click_anywhere_selects_everywhere(busy: Rig) -> None:
     assert has_color(pixels(view), busy.theme.text)  # the frame of selected cells
 
     timeline = window.panels["timeline"].plot
-    lane = next(i for i, lane in enumerate(timeline._rows) if lane.request_id != request.request_id)
-    busy.qtbot.mouseClick(timeline, Qt.MouseButton.LeftButton, pos=QPoint(200, timeline._top(lane) + 3))
-    assert window.selection.request_id == timeline._rows[lane].request_id
+    other = next(i for i in timeline.shown_requests() if i != request.request_id)
+    busy.qtbot.mouseClick(timeline, Qt.MouseButton.LeftButton, pos=timeline.row_of(other).center())
+    assert window.selection.request_id == other
 
     queue.table.selectRow(0)
     queue.table.setCurrentIndex(queue.model.index(0, 0))
@@ -304,15 +304,15 @@ def test_the_timeline_follows_the_running_lanes_until_it_is_scrolled(make_rig: M
     rig.settle(600)
     panel = rig.window.panels["timeline"]
     plot = panel.plot
-    shown = [lane.request_id for lane in plot._rows]
+    shown = plot.shown_requests()
     assert len(shown) < 100 and 40 in shown and plot._scroll.isVisible()
     plot._scroll.setValue(0)
-    assert plot._rows[0].request_id == 1 and panel.live_button.isVisible()
+    assert plot.shown_requests()[0] == 1 and panel.live_button.isVisible()
     rig.step(5)
     rig.settle(200)
-    assert plot._rows[0].request_id == 1
+    assert plot.shown_requests()[0] == 1
     rig.qtbot.keyClick(plot, Qt.Key.Key_End)
-    assert 40 in [lane.request_id for lane in plot._rows] and not panel.live_button.isVisible()
+    assert 40 in plot.shown_requests() and not panel.live_button.isVisible()
 
 
 def test_keys_work_wherever_the_focus_is(busy: Rig) -> None:

@@ -11,7 +11,7 @@ from PySide6.QtCore import Qt
 from app.chat.store import ChatStore
 from app.launch_guard import LaunchGuard
 from app.scope.reasons import MOST_LISTED
-from app.scope.timeline import TimelineView
+from app.scope.timeline_view import TimelineView
 from engine.config import EngineConfig
 from tests.app.conftest import Rig
 from tests.app.test_window import crunch
