@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from engine.config import SchedulerConfig
+from engine.config import EngineConfig, SchedulerConfig
 from engine.events import Admitted, BlocksAllocated, BlocksFreed, Keyframe, RunTotals, StepRecord, StepTimings
 from engine.messages import Output
 from engine.request import SamplingParams
@@ -157,13 +157,15 @@ class FakeLoaded:
     core: Any = None
     codec: Any = field(default_factory=FakeCodec)
     info: Any = field(default_factory=lambda: _fake_info())
+    config: EngineConfig = field(default_factory=EngineConfig)
     asked: list[tuple[SchedulerConfig, int | None]] = field(default_factory=list)
 
-    def fresh_core(
-        self, scheduler: SchedulerConfig, *, prefix_cache: bool | None = None, seed: int | None = None
-    ) -> FakeCore:
+    def fresh_core(self, scheduler: SchedulerConfig, *, seed: int | None = None, **others: Any) -> FakeCore:
         self.asked.append((scheduler, seed))
         return self.make(scheduler)
+
+    def info_of(self, core: FakeCore) -> Any:
+        return self.info
 
 
 def _fake_info() -> Any:

@@ -1,13 +1,11 @@
-"""``python -m engine.compare``: usage, the runs and their order, ratios, the same ids, and both reports."""
+"""``python -m engine.compare``: usage, the runs and their order, the same ids, and what is written."""
 
 from __future__ import annotations
 
 import dataclasses
-import io
+import itertools
 import json
-import re
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,14 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from engine import bench, compare
-from engine.bench_options import Chosen
-from engine.compare_html import html_report
-from engine.compare_report import print_comparison
+from engine import bench, compare, comparing
+from engine.comparison import load_comparison
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from engine.lanes import SpanKind
 from engine.loader import LoadedEngine, load_engine
 from engine.same_ids import NEAR_TIE, Sameness, compare_ids, first_difference, top_two_gaps
-from engine.workload import Workload, WorkloadRequest, load_scenario
+from tests.load.comparisons import Silent, compared, disciplines, plan_of
 from tests.load.fake_engine import Clock, FakeCore, FakeLoaded
 from tests.process.tiny_model import make_tiny_model
 
@@ -48,49 +45,35 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeLoaded:
     return FakeLoaded(lambda scheduler: FakeCore(clock, 1.0 if scheduler.discipline == "static" else 0.5))
 
 
-def workload(count: int = 3, name: str = "w") -> Workload:
-    return Workload(name, tuple(WorkloadRequest(2, prompt_tokens=4, seed=i) for i in range(count)))
-
-
-def chosen(*workloads: Workload) -> Chosen:
-    return Chosen(None, EngineConfig(), None, list(workloads))
-
-
-def compared(fake: FakeLoaded, disciplines: list[str], seeds: list[int | None], **given: Any) -> compare.Comparison:
-    made = compare.Comparison(fake, disciplines, chosen(*[workload()] * len(seeds)), seeds, **given)
-    made.run()
-    return made
-
-
 # Runs ----------------------------------------------------------------------------------------------------------------
 
 
-def test_each_seed_has_every_discipline_in_turn_on_a_fresh_core(fake: FakeLoaded) -> None:
-    made = compared(fake, ["vllm", "static"], [4, 5])
+def test_each_seed_has_every_variant_in_turn_on_a_fresh_core(fake: FakeLoaded) -> None:
+    audience = Silent()
+    made = compared(fake, plan_of(disciplines("vllm", "static"), [4, 5]), audience)
     turns = [("vllm", 4), ("static", 4), ("vllm", 5), ("static", 5)]
     assert [(scheduler.discipline, seed) for scheduler, seed in fake.asked] == turns
-    assert [(run["discipline"], run["seed"]) for run in made.runs] == turns
+    assert [(run["variant"], run["seed"]) for run in made.runs] == turns
+    assert audience.began == [(number, *turn) for number, turn in enumerate(turns)]
     assert made.sameness == {"vllm": Sameness(same=6)}
-    result = compare.comparison(made.runs, made.sameness, "static", interrupted=False)
+    result = made.result(interrupted=False)
     assert result["ratios"]["vllm"]["request_throughput"] == pytest.approx(2.0)
     assert result["ratios"]["vllm"]["mean_e2el_ms"] == pytest.approx(0.5)
     assert result["ratios"]["static"]["duration"] == 1.0
     assert result["ratios"]["vllm"]["request_goodput"] is None, "nothing was asked of goodput"
+    assert result["variants"] == [
+        {"name": "vllm", "options": {"discipline": "vllm"}},
+        {"name": "static", "options": {"discipline": "static"}},
+    ]
 
 
 def test_a_stop_keeps_the_runs_that_are_complete(fake: FakeLoaded) -> None:
-    steps = [0]
-
-    def stop_wanted() -> bool:
-        steps[0] += 1
-        return steps[0] > 14  # in the middle of the second run
-
-    made = compared(fake, ["static", "vllm"], [None], stop_wanted=stop_wanted)
-    assert [run["discipline"] for run in made.runs] == ["static"]
+    made = compared(fake, plan_of(disciplines("static", "vllm")), Silent(steps=8))  # in the middle of the second
+    assert [run["variant"] for run in made.runs] == ["static"]
     assert len(fake.asked) == 2, "the second had begun"
 
 
-def test_a_failed_warm_up_leaves_the_runs_before_it(fake: FakeLoaded) -> None:
+def test_a_variant_that_cannot_run_leaves_the_others_to_run(fake: FakeLoaded) -> None:
     real = fake.make
 
     def make(scheduler: SchedulerConfig) -> FakeCore:
@@ -99,47 +82,25 @@ def test_a_failed_warm_up_leaves_the_runs_before_it(fake: FakeLoaded) -> None:
         return core
 
     fake.make = make
-    made = compare.Comparison(fake, ["static", "vllm"], chosen(workload()), [None], warm_up=1)
-    with pytest.raises(bench.BenchFailure, match="on fire"):
-        made.run()
-    assert [run["discipline"] for run in made.runs] == ["static"]
+    made = compared(fake, plan_of(disciplines("static", "vllm", "orca"), [1, 2], warm_up=1))
+    assert [run["variant"] for run in made.runs] == ["static", "orca", "static", "orca"]
+    assert "on fire" in made.failures["vllm"] and len(made.failures) == 1
+    assert len(fake.asked) == 5, "what failed is not tried with the next seed"
+    assert made.faults() == [f"vllm could not run: {made.failures['vllm']}"]
+    assert made.result(interrupted=False)["failures"] == made.failures
 
 
-# Figures -------------------------------------------------------------------------------------------------------------
+def test_a_baseline_that_fails_leaves_results_without_ratios(fake: FakeLoaded) -> None:
+    real = fake.make
 
+    def make(scheduler: SchedulerConfig) -> FakeCore:
+        core = real(scheduler)
+        core.dies_at_step = 1 if scheduler.discipline == "static" else None
+        return core
 
-def test_ratios_are_medians_over_seeds_of_pairs() -> None:
-    def run(discipline: str, seed: int, **figures: Any) -> dict[str, Any]:
-        return {"discipline": discipline, "seed": seed, **figures}
-
-    runs = [
-        run("orca", 1, duration=10.0, mean_ttft_ms=None, steps=0),
-        run("vllm", 1, duration=5.0, mean_ttft_ms=3.0, steps=4),
-        run("orca", 2, duration=1.0, mean_ttft_ms=4.0, steps=0),
-        run("vllm", 2, duration=4.0, mean_ttft_ms=2.0, steps=5),
-        run("orca", 3, duration=2.0, mean_ttft_ms=None, steps=0),
-        run("vllm", 3, duration=2.0, mean_ttft_ms=None, steps=6),
-    ]
-    ratios = compare.ratios_to(runs, "orca")
-    assert ratios["vllm"]["duration"] == 1.0, "of 0.5, 4 and 1"
-    assert ratios["vllm"]["mean_ttft_ms"] == 0.5, "only one seed has both"
-    assert ratios["vllm"]["steps"] is None, "no ratio to 0"
-    assert set(ratios["vllm"]) == set(compare.RATIO_KEYS)
-
-
-def test_the_baseline_is_static_where_it_runs_else_the_first() -> None:
-    assert compare.baseline_of(["vllm", "static", "orca"]) == "static"
-    assert compare.baseline_of(["vllm", "orca"]) == "vllm"
-
-
-def test_without_the_baseline_there_are_no_ratios(fake: FakeLoaded) -> None:
-    made = compared(fake, ["vllm"], [None])
-    result = compare.comparison(made.runs, {}, "static", interrupted=True)
-    assert result["ratios"] == {} and result["interrupted"]
-    stream = io.StringIO()
-    print_comparison(result, stream)
-    assert "requests per second" in stream.getvalue()
-    assert "Interrupted" in html_report(result, None)
+    fake.make = make
+    result = compared(fake, plan_of(disciplines("static", "vllm"), warm_up=1)).result(interrupted=False)
+    assert result["ratios"] == {} and result["same_ids"] == {} and len(result["runs"]) == 1
 
 
 # The same ids --------------------------------------------------------------------------------------------------------
@@ -175,10 +136,9 @@ def test_the_gap_is_that_of_the_two_highest_logits(loaded: LoadedEngine) -> None
 
     prefixes = [[5, 9, 17, 33] * 6, [40, 41, 42], [5, 9]]
     gaps = top_two_gaps(loaded, prefixes)
-    backend = loaded.make_core(scheduler=SchedulerConfig())._runner._backend
     for prefix, gap in zip(prefixes, gaps, strict=True):
         batch = warm_up_batch(len(prefix), 16, torch.device("cpu"))
-        logits = backend.forward(dataclasses.replace(batch, token_ids=torch.tensor(prefix)))[0]
+        logits = loaded.model.backend.forward(dataclasses.replace(batch, token_ids=torch.tensor(prefix)))[0]
         first, second = torch.topk(logits, 2).values.tolist()
         assert gap == pytest.approx(first - second, abs=2e-5) and gap > 0
 
@@ -191,16 +151,17 @@ def command(model: str, tmp_path: Path) -> Callable[..., int]:
     path = tmp_path / "w.jsonl"
     rows = [{"prompt_tokens": p, "output_tokens": o, "max_tokens": 30} for p, o in ((20, 5), (9, 14), (30, 9), (4, 22))]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    given = ["--workload", str(path), "--model", model, "--threads", "1", "--kv-blocks", "100", "--max-num-seqs", "2"]
-    return lambda *arguments: compare.main([*given, "--dtype", "float32", *arguments])
+    given = ["--workload", str(path), "--model", model, "--threads", "1", "--max-num-seqs", "2", "--dtype", "float32"]
+    return lambda *arguments: compare.main([*given, *arguments])
 
 
 def test_six_disciplines_give_the_same_answers_and_reports(command: Callable, tmp_path: Path, capsys) -> None:
     names = "static,orca,vllm,tgi,trtllm-no-evict,trtllm-max-util"
     page, target = tmp_path / "r.html", tmp_path / "r.json"
-    assert command("--disciplines", names, "--html", str(page), "--json", str(target), "--save-outputs") == 0
-    result = json.loads(target.read_text())
-    assert result["baseline"] == "static" and [run["discipline"] for run in result["runs"]] == names.split(",")
+    given = ("--disciplines", names, "--kv-blocks", "100", "--html", str(page), "--json", str(target))
+    assert command(*given, "--save-outputs") == 0
+    result = load_comparison(target)
+    assert result["baseline"] == "static" and [run["variant"] for run in result["runs"]] == names.split(",")
     assert all(found["different"] == found["not_compared"] == 0 for found in result["same_ids"].values())
     assert list(result["same_ids"]) == names.split(",")[1:]
     assert all(len(run["output_token_ids"]) == 4 for run in result["runs"])
@@ -209,54 +170,94 @@ def test_six_disciplines_give_the_same_answers_and_reports(command: Callable, tm
     assert result["ratios"]["vllm"]["slot_utilisation"] > 1.0
     out = capsys.readouterr()
     assert out.err == "" and all(name in out.out for name in names.split(",")) and "×" in out.out
+    assert "η" in out.out
     assert "trtllm-max-util" in page.read_text()
 
 
+def test_every_run_has_the_timeline_of_its_requests(command: Callable, capfd) -> None:
+    assert command("--disciplines", "static,vllm", "--json", "-", "--warmup", "2") == 0
+    for run in json.loads(capfd.readouterr().out)["runs"]:
+        lanes = run["timeline"]
+        assert [lane["request"] for lane in lanes] == [1, 2, 3, 4]
+        assert [lane["reason"] for lane in lanes] == ["length"] * 4
+        for lane, outputs in zip(lanes, run["output_lens"], strict=True):
+            spans = lane["spans"]
+            assert spans[0][1] == pytest.approx(lane["arrival"], abs=1e-4)
+            for before, after in itertools.pairwise(spans):
+                assert before[2] == pytest.approx(after[1], abs=2e-5), "no gap, no overlap"
+            assert all(0 <= begin <= end <= run["duration"] + 1e-3 for _, begin, end, _ in spans)
+            decoded = sum(tokens for kind, _, _, tokens in spans if kind == SpanKind.DECODE)
+            assert decoded == outputs - 1, "the prefill gives the first"
+            assert lane["end"] <= spans[-1][2] + 1e-4
+        padding = sum(span[3] for lane in lanes for span in lane["spans"] if span[0] == SpanKind.PADDING)
+        assert padding == run["padding_tokens"] and (padding > 0) == (run["variant"] == "static")
+
+
 def test_json_alone_on_standard_output_without_the_ids(command: Callable, capfd) -> None:
-    assert command("--disciplines", "orca,vllm", "--seeds", "1,2", "--json", "-", "--prefix-cache", "off") == 0
+    given = ("--disciplines", "orca,vllm", "--seeds", "1,2", "--json", "-", "--prefix-cache", "off")
+    assert command(*given, "--kv-blocks", "100", "--baseline", "vllm") == 0
     result = json.loads(capfd.readouterr().out)
-    assert result["baseline"] == "orca" and [run["seed"] for run in result["runs"]] == [1, 1, 2, 2]
+    assert result["baseline"] == "vllm" and [run["seed"] for run in result["runs"]] == [1, 1, 2, 2]
+    assert result["ratios"]["vllm"]["duration"] == 1.0
     assert all("output_token_ids" not in run and not run["prefix_cache"] for run in result["runs"])
 
 
-class _Links(HTMLParser):
-    """Everything in a page that would fetch something or run."""
+def test_pools_and_drafts_vary_on_the_one_loaded_model(command: Callable, monkeypatch, capfd) -> None:
+    loads: list[EngineConfig] = []
+    real = bench.load
+    monkeypatch.setattr(compare, "load", lambda config, progress: loads.append(config) or real(config, progress))
+    given = ("--vary", "block_size=16,4", "--vary", "kv_blocks=12,40", "--vary", "speculative=off,ngram")
+    assert command(*given, "--json", "-") == 0
+    result = json.loads(capfd.readouterr().out)
+    assert len(loads) == 1
+    names = [run["variant"] for run in result["runs"]]
+    assert len(names) == 8 and names[0] == "block_size=16 kv_blocks=12 speculative=off" == result["baseline"]
+    for run in result["runs"]:
+        said = dict(part.split("=") for part in run["variant"].split())
+        assert str(run["block_size"]) == said["block_size"] == str(run["knobs"]["block_size"])
+        assert str(run["kv_blocks_total"]) == said["kv_blocks"] == str(run["knobs"]["kv_blocks"])
+        assert run["speculative"] == said["speculative"]
+        assert run["completed"] == 4
+    same = result["same_ids"]["block_size=16 kv_blocks=40 speculative=ngram"]
+    assert same["same"] + same["near_ties"] == 4
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-        self.open: list[str] = []
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found += [tag] if tag in ("script", "link", "img", "iframe") else []
-        self.found += [name for name, _ in attrs if name in ("src", "href") or name.startswith("on")]
-        if tag not in ("meta", "rect"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag != "rect":
-            assert self.open.pop() == tag, "tags are balanced"
+def test_a_pool_that_does_not_fit_is_told_and_the_others_run(command: Callable, capfd) -> None:
+    assert command("--vary", "kv_blocks=50,999999999,60", "--json", "-") == 1
+    out = capfd.readouterr()
+    assert "kv_blocks=999999999 could not run: 999,999,999 KV blocks of 16 tokens need" in out.err
+    assert "blocks fit (--kv-blocks " in out.err and "Traceback" not in out.err
+    result = json.loads(out.out)
+    assert [run["kv_blocks_total"] for run in result["runs"]] == [50, 60]
+    assert result["ratios"]["kv_blocks=60"]["duration"] > 0
 
 
-def test_the_page_needs_nothing_and_escapes_everything(fake: FakeLoaded) -> None:
-    made = compared(fake, ["static", "vllm"], [None])
-    result = compare.comparison(made.runs, made.sameness, "static", interrupted=False)
-    hostile = dataclasses.replace(load_scenario("conversation"), title="<script>x</script>", watch="a & b <img src=x>")
-    page = html_report(result, hostile)
-    parser = _Links()
-    parser.feed(page)
-    assert parser.found == [] and parser.open == []
-    assert "&lt;script&gt;" in page and "&lt;img" in page and "&lt;x&gt;" in page
-    assert "http" not in page and "url(" not in page and "prefers-color-scheme: dark" in page
-    widths = [float(w) for w in re.findall(r'rect class="b\w+" [^>]*width="([\d.]+)"', page)]
-    assert widths[1] == pytest.approx(2 * widths[0], rel=0.01), "twice the requests per second, twice the bar"
+def test_a_draft_model_that_is_not_loaded_is_refused(loaded: LoadedEngine) -> None:
+    from engine.messages import Variant
+    from engine.workload import EngineOptions
+
+    variants = [Variant("off", EngineOptions()), Variant("draft", EngineOptions(speculative="draft:/nowhere"))]
+    made = comparing.Comparison(loaded, loaded.config, plan_of(variants), Silent())
+    made.run()
+    assert [run["variant"] for run in made.runs] == ["off"]
+    assert "a draft model is loaded with the model" in made.failures["draft"]
+
+
+def test_a_draft_model_is_loaded_for_the_variant_that_wants_it(command: Callable, model: str, capfd) -> None:
+    assert command("--vary", f"speculative=off,ngram,draft:{model}", "--json", "-", "--kv-blocks", "100") == 0
+    result = json.loads(capfd.readouterr().out)
+    off, ngram, draft = result["runs"]
+    assert off["draft_tokens"] == 0 and draft["acceptance_rate"] == 1.0, "it drafts for itself"
+    assert ngram["speculative"] == "ngram" and draft["speculative"].startswith("draft:")
+    assert all(found["different"] == 0 for found in result["same_ids"].values())
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         ([], "nothing to run"),
-        (["--scenario", "kv-crunch"], "--disciplines is empty; name some of"),
+        (["--scenario", "kv-crunch"], "nothing to compare: give --disciplines a,b,… or --vary KNOB=a,b,…"),
+        (["--scenario", "kv-crunch", "--disciplines", ""], "--disciplines is empty; name some of"),
         (["--scenario", "kv-crunch", "--disciplines", "static,lottery"], "'lottery' is unknown; it must be one of"),
         (["--scenario", "kv-crunch", "--disciplines", "vllm,vllm"], "'vllm' is named twice"),
         (["--scenario", "kv-crunch", "--disciplines", "vllm", "--seeds", "1,x"], "--seeds has 'x'"),
@@ -267,6 +268,35 @@ def test_the_page_needs_nothing_and_escapes_everything(fake: FakeLoaded) -> None
         (["--scenario", "kv-crunh", "--disciplines", "vllm"], "no scenario is called 'kv-crunh'"),
         (["--scenario", "kv-crunch", "--disciplines", "vllm", "--swap-blocks", "-1"], "swap_blocks is -1"),
         (["--scenario", "kv-crunch", "--disciplines", "vllm", "--goodput", "x"], "goodput objective 'x'"),
+        (
+            ["--scenario", "kv-crunch", "--disciplines", "vllm", "--baseline", "orca"],
+            "--baseline is 'orca'; it must be",
+        ),
+        (["--scenario", "kv-crunch", "--vary", "token_budget"], "--vary has 'token_budget'; write KNOB=a,b,c"),
+        (["--scenario", "kv-crunch", "--vary", "tokens=1"], "--vary has the knob 'tokens'; it must be one of"),
+        (["--scenario", "kv-crunch", "--vary", "model=a,b"], "--vary cannot change model"),
+        (["--scenario", "kv-crunch", "--vary", "token_budget=,"], "--vary gives no values of token_budget"),
+        (["--scenario", "kv-crunch", "--vary", "token_budget=64,many"], "token_budget is 'many'; it is a whole number"),
+        (["--scenario", "kv-crunch", "--vary", "token_budget=64,0"], "token_budget is 0; it must be at least 1"),
+        (["--scenario", "kv-crunch", "--vary", "prefix_cache=on,yes"], "prefix_cache is 'yes'; it is on or off"),
+        (["--scenario", "kv-crunch", "--vary", "block_size=16,12"], "block_size is 12; it must be a power of two"),
+        (["--scenario", "kv-crunch", "--vary", "block_size=16,16"], "--vary has block_size=16 twice"),
+        (
+            ["--scenario", "kv-crunch", "--vary", "order=fcfs", "--vary", "order=fair"],
+            "order is varied twice; give all its values at once",
+        ),
+        (["--scenario", "kv-crunch", "--vary", "speculative=draft:a,draft:b"], "one draft model can be loaded, not 2"),
+        (
+            [
+                "--scenario",
+                "kv-crunch",
+                "--vary",
+                "max_num_seqs=1,2,3,4,5,6",
+                "--seeds",
+                "1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17",
+            ],
+            "6 variants and 17 seeds are more than 100 runs",
+        ),
     ],
 )
 def test_wrong_usage_is_2_with_a_sentence_and_loads_nothing(
@@ -290,7 +320,7 @@ def test_a_model_that_is_not_there_and_a_bad_file_are_1(tmp_path: Path, capsys) 
 
 
 def test_an_interrupted_command_reports_what_is_complete(command: Callable, monkeypatch, capfd) -> None:
-    real = compare.run_fresh
+    real = comparing.run_fresh
     done: list[str] = []
 
     def run_fresh(*arguments: Any, **given: Any) -> dict[str, Any]:
@@ -299,7 +329,7 @@ def test_an_interrupted_command_reports_what_is_complete(command: Callable, monk
         done.append("static")
         return real(*arguments, **given)
 
-    monkeypatch.setattr(compare, "run_fresh", run_fresh)
+    monkeypatch.setattr(comparing, "run_fresh", run_fresh)
     assert command("--disciplines", "static,vllm", "--json", "-") == 1
     out = capfd.readouterr()
     assert "interrupted; 1 of 2 runs are complete" in out.err
