@@ -24,11 +24,13 @@ from engine.bench_options import (
     Chosen,
     add_engine_options,
     add_load_options,
+    add_record_options,
     add_result_options,
     add_workload_options,
     check_usage,
     choose,
 )
+from engine.bench_record import RunRecording
 from engine.bench_report import Progress, print_table
 from engine.bench_run import PreparedRequest, WorkloadRun, prepare, warm_up_requests
 from engine.config import EngineConfig
@@ -58,7 +60,8 @@ def build_parser() -> argparse.ArgumentParser:
     load.add_argument(
         "--find-rate", action="store_true", help="search the request rate where the queue starts to grow, in probes"
     )
-    add_result_options(parser)
+    result = add_result_options(parser)
+    add_record_options(result)
     return parser
 
 
@@ -112,9 +115,11 @@ def run_bench(
     progress: Progress | None = None,
     stop_wanted: Callable[[], bool] = lambda: False,
     on_record: Callable[[WorkloadRun, StepRecord], None] = lambda run, record: None,
+    recording: RunRecording | None = None,
 ) -> dict[str, Any]:
     """Run ``workload`` and return the result; ``interrupted`` and ``failure`` tell of one cut short. ``on_record`` gets
-    the record of each step, those of the warm-up too, which is a run of its own.
+    the record of each step, those of the warm-up too, which is a run of its own. ``recording`` gets those of the run
+    itself and is closed after it.
 
     Raises :class:`BenchFailure` where not even the warm-up runs through.
     """
@@ -131,7 +136,9 @@ def run_bench(
         kv_bytes_per_block=info.kv_bytes_per_block,
     )
     run = WorkloadRun(
-        core,
+        core
+        if recording is None
+        else recording.of(core, loaded.codec.decode, config=config, info=info, workload=workload.name),
         prepared,
         time.perf_counter,
         time.sleep,
@@ -148,6 +155,9 @@ def run_bench(
         run.run()
     except Exception as error:  # a device fault or lack of memory in a step: what completed is still a result
         failure = step_failure(error)
+    finally:
+        if recording is not None:
+            recording.close()
     timelines = run.recorder.timelines
     result = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -274,6 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_and_report(args: argparse.Namespace, chosen: Chosen, out: TextIO) -> int:
+    recording = RunRecording(args.record, args.record_texts) if args.record else None
     try:
         with Progress() as progress:
             loaded = load(chosen.config, progress)
@@ -287,6 +298,7 @@ def _run_and_report(args: argparse.Namespace, chosen: Chosen, out: TextIO) -> in
                     save_outputs=args.save_outputs,
                     progress=progress,
                     stop_wanted=lambda: stop.wanted,
+                    recording=recording,
                 )
     except (BenchFailure, OSError) as error:
         print(f"batchscope bench: {error}", file=sys.stderr)
@@ -295,6 +307,9 @@ def _run_and_report(args: argparse.Namespace, chosen: Chosen, out: TextIO) -> in
         print("batchscope bench: interrupted before there was a result", file=sys.stderr)
         return 1
     code = _verdict(result)
+    if recording is not None and recording.failure:
+        print(f"batchscope bench: the run was not recorded to its end: {recording.failure}", file=sys.stderr)
+        code = 1
     try:
         _deliver(args.json, result, out)
     except OutputFailure as failure:

@@ -22,6 +22,7 @@ from engine.config import (
 )
 from engine.metrics import parse_goodput
 from engine.output_files import target_fault
+from engine.recording import DEFAULT_LIMIT_BYTES
 from engine.workload import (
     BATCHSCOPE,
     Arrivals,
@@ -132,6 +133,13 @@ def add_result_options(parser: argparse.ArgumentParser) -> argparse._ArgumentGro
     return result
 
 
+def add_record_options(result: argparse._ArgumentGroup) -> None:
+    """The run file of a single run."""
+    size = f"{DEFAULT_LIMIT_BYTES // 2**20} MB at most; the oldest steps go first"
+    result.add_argument("--record", metavar="RUN", help=f"write every step to a run file ({size})")
+    result.add_argument("--record-texts", action="store_true", help="keep prompts and answers in it")
+
+
 def check_usage(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Ends with 2 where the options make no sense, before anything heavy is loaded."""
     if not args.workload and not args.scenario:
@@ -141,7 +149,12 @@ def check_usage(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
         parser.error("--time-scale and --limit go with --workload; a scenario says itself how many come, and when")
     if getattr(args, "find_rate", False):
         _check_search(parser, args)
-    for option, target in (("--json", args.json), ("--html", getattr(args, "html", None))):
+    record = getattr(args, "record", None)
+    if record == "-":
+        parser.error("--record -: a run file is not written to standard output; give the path of a file")
+    if getattr(args, "record_texts", False) and not record:
+        parser.error("--record-texts goes with --record RUN, the file that keeps them")
+    for option, target in (("--json", args.json), ("--html", getattr(args, "html", None)), ("--record", record)):
         if fault := target_fault(option, target):
             parser.error(fault)
     if not 0 <= args.warmup <= MAX_WARM_UP:
