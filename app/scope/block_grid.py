@@ -3,16 +3,17 @@
 A cell is ``pitch`` device pixels wide and high, its gap on the right and at the bottom included. The picture is kept
 and only cells whose look has changed are painted again::
 
-    free        cached       reserved      referenced    shared         selected
-    ▒▒▒▒▒▒      ·    ·       ▞ ▞ ▞ ▞       ██████        ████◣ ▏        ┏━━━━┓
-    ▒▒▒▒▒▒       ▒▒▒▒         ▞ ▞ ▞        ██████        ██████         ┃████┃
-    ▒▒▒▒▒▒      ·    ·       ▞ ▞ ▞ ▞       ██████        ██████         ┗━━━━┛
+    free        cached       reserved      referenced    partly filled   shared         selected
+    ▒▒▒▒▒▒      ·    ·       ▞ ▞ ▞ ▞       ██████        ▞ ▞ ▞ ▞         ████◣ ▏        ┏━━━━┓
+    ▒▒▒▒▒▒       ▒▒▒▒         ▞ ▞ ▞        ██████        ██████          ██████         ┃████┃
+    ▒▒▒▒▒▒      ·    ·       ▞ ▞ ▞ ▞       ██████        ██████          ██████         ┗━━━━┛
 """
 
 from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,6 +77,19 @@ def fit_grid(blocks: int, width: int, height: int, scale: float = 1.0) -> GridSh
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks:
+    """A pool of blocks, ids 1 … n, as arrays [n]."""
+
+    looks: np.ndarray
+    """:class:`BlockLook`, uint8."""
+    owners: np.ndarray
+    """The request that has it or had it last, int64; 0: nobody yet."""
+    filled: np.ndarray
+    """Tokens in a block that is begun and not full, int16; 0: full, not begun, or not known."""
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class BlockCounts:
     referenced: int
     cached: int
@@ -85,29 +99,49 @@ class BlockCounts:
     shared: int
     """More than one reference."""
     free: int
+    tail_slots: int = 0
+    """Empty slots in blocks that are begun."""
+
+    @property
+    def total(self) -> int:
+        return self.referenced + self.cached + self.free
 
 
-def host_looks(state: RunState) -> tuple[np.ndarray, np.ndarray]:
-    """The blocks 1 … num_host_blocks of host memory: :class:`BlockLook`, uint8, and who has it, int64."""
+def device_blocks(state: RunState) -> Blocks:
+    """The blocks of the KV cache."""
+    refs, size = state.block_refs[1:], state.block_size
+    looks = np.zeros(len(refs), dtype=np.uint8)
+    looks[state.block_hashed[1:]] = BlockLook.CACHED
+    looks[refs > 0] = BlockLook.REFERENCED
+    filled = np.zeros(len(refs) + 1, dtype=np.int16)
+    reserved: list[int] = []
+    last: list[int] = []
+    tokens: list[int] = []
+    for request in state.requests.values():
+        if request.status not in IN_BATCH:
+            continue
+        table, computed = request.blocks, request.num_computed
+        begun = -(-computed // size)
+        if begun < len(table):
+            reserved += table[begun:]
+        if computed % size and begun <= len(table):
+            last.append(table[begun - 1])
+            tokens.append(computed % size)
+    looks[np.array(reserved, dtype=np.int64) - 1] = BlockLook.RESERVED
+    looks[refs > 1] = BlockLook.SHARED
+    filled[last] = tokens
+    return Blocks(looks, state.block_owner[1:], filled[1:], size)
+
+
+def host_blocks(state: RunState) -> Blocks:
+    """The blocks of host memory."""
     looks = np.zeros(state.num_host_blocks, dtype=np.uint8)
     owners = np.zeros(state.num_host_blocks, dtype=np.int64)
     for request in state.requests.values():
         if request.host_blocks:
             places = np.array(request.host_blocks) - 1
             looks[places], owners[places] = BlockLook.REFERENCED, request.request_id
-    return looks, owners
-
-
-def block_looks(state: RunState) -> np.ndarray:
-    """:class:`BlockLook` of the blocks 1 … num_blocks: uint8 array [num_blocks]."""
-    refs, hashed = state.block_refs[1:], state.block_hashed[1:]
-    looks = np.zeros(len(refs), dtype=np.uint8)
-    looks[hashed] = BlockLook.CACHED
-    looks[refs > 0] = BlockLook.REFERENCED
-    reserved = [block - 1 for request in state.requests.values() for block in not_begun(request, state.block_size)]
-    looks[reserved] = BlockLook.RESERVED
-    looks[refs > 1] = BlockLook.SHARED
-    return looks
+    return Blocks(looks, owners, np.zeros(len(looks), dtype=np.int16), state.block_size)
 
 
 def not_begun(request: RequestState, block_size: int) -> list[int]:
@@ -117,9 +151,28 @@ def not_begun(request: RequestState, block_size: int) -> list[int]:
     return request.blocks[-(-request.num_computed // block_size) :]
 
 
-def count_blocks(looks: np.ndarray) -> BlockCounts:
-    free, cached, reserved, owned, shared = (int(n) for n in np.bincount(looks, minlength=len(BlockLook)))
-    return BlockCounts(referenced=reserved + owned + shared, cached=cached, reserved=reserved, shared=shared, free=free)
+def count_blocks(blocks: Blocks) -> BlockCounts:
+    free, cached, reserved, owned, shared = (int(n) for n in np.bincount(blocks.looks, minlength=len(BlockLook)))
+    tails = blocks.filled[blocks.filled > 0]
+    return BlockCounts(
+        referenced=reserved + owned + shared,
+        cached=cached,
+        reserved=reserved,
+        shared=shared,
+        free=free,
+        tail_slots=len(tails) * blocks.block_size - int(tails.sum()),
+    )
+
+
+def per_cell(blocks: Blocks, shape: GridShape) -> Blocks:
+    """Where a cell stands for several blocks it shows the busiest of them."""
+    size = shape.blocks_per_cell
+    if size == 1:
+        return blocks
+    padding = shape.cells * size - len(blocks.looks)
+    grouped = np.pad(blocks.looks, (0, padding)).reshape(shape.cells, size)
+    place = np.arange(shape.cells) * size + grouped.argmax(axis=1)
+    return Blocks(blocks.looks[place], blocks.owners[place], blocks.filled[place], blocks.block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,52 +193,64 @@ class GridPicture:
         self.pixels[:] = (*colors.ground, 255)
         self._colors = colors
         self._stencils = _stencils(shape)
-        # Views of the pixels by row, column, row in the cell, column in the cell, channel.
-        split = self.pixels.reshape(shape.rows, shape.pitch, shape.columns, shape.pitch, 4)
-        self._tiles = split.transpose(0, 2, 1, 3, 4)
+        # The pixels as one number each, by row, column, row in the cell, column in the cell.
+        split = self.pixels.view(np.uint32).reshape(shape.rows, shape.pitch, shape.columns, shape.pitch)
+        self._tiles = split.transpose(0, 2, 1, 3)
         self._painted = np.full(shape.cells, -1, dtype=np.int64)
 
-    def paint(self, looks: np.ndarray, rgb: np.ndarray, selected: np.ndarray) -> int:
+    def paint(self, cells: Blocks, selected: np.ndarray, hues: Callable[[np.ndarray], np.ndarray]) -> int:
         """Brings the picture up to date; returns how many cells changed.
 
-        Per cell: looks, a :class:`BlockLook` [cells]; rgb, the hue of its request, red first [cells, 3]; selected, bool
-        [cells].
+        cells: as :func:`per_cell` gives them. selected: bool [cells]. hues: requests, int64 [n] -> uint8 [n, 3], red
+        first.
         """
-        hues = rgb.astype(np.int64) @ np.array([1 << 24, 1 << 16, 1 << 8])
-        keys = np.where(looks != BlockLook.FREE, hues, 0) | looks | (selected.astype(np.int64) << 3)
+        looks, size = cells.looks, self.shape.pitch - self.shape.gap
+        levels = -(-cells.filled.astype(np.int64) * size // cells.block_size)  # pixels from below, at least one
+        levels[looks != BlockLook.REFERENCED] = 0
+        keys = (cells.owners << 12) | (levels << 4) | (selected.astype(np.int64) << 3) | looks
+        keys[looks == BlockLook.FREE] &= 0xF
         changed = np.flatnonzero(keys != self._painted)
         if len(changed):
             self._painted[changed] = keys[changed]
-            self._fill(changed, looks[changed], rgb[changed], selected[changed])
+            rgb = hues(cells.owners[changed])
+            self._fill(changed, looks[changed], levels[changed], selected[changed], rgb)
         return len(changed)
 
-    def _fill(self, cells: np.ndarray, looks: np.ndarray, rgb: np.ndarray, selected: np.ndarray) -> None:
+    def _fill(
+        self, cells: np.ndarray, looks: np.ndarray, levels: np.ndarray, selected: np.ndarray, rgb: np.ndarray
+    ) -> None:
         colors = self._colors
         fill = rgb[:, ::-1].astype(np.uint8)
         dim = (0.62 * colors.ground + 0.38 * fill).astype(np.uint8)
         fill = np.where((looks == BlockLook.CACHED)[:, None], dim, fill)
         fill = np.where((looks == BlockLook.FREE)[:, None], colors.free, fill)
         marks = np.broadcast_to(colors.mark, fill.shape)
-        if self.shape.pitch < SMALLEST_MARKED:
+        pitch, size = self.shape.pitch, self.shape.pitch - self.shape.gap
+        if pitch < SMALLEST_MARKED:
             # Too small for marks: a shared block is blended with the mark's colour, a selected one has it.
             shared = (0.6 * fill + 0.4 * colors.mark).astype(np.uint8)
             fill = np.where((looks == BlockLook.SHARED)[:, None], shared, fill)
-            half = (0.5 * fill + 0.5 * colors.free).astype(np.uint8)
-            fill = np.where((looks == BlockLook.RESERVED)[:, None], half, fill)
+            empty = np.where(levels > 0, 1 - levels / size, looks == BlockLook.RESERVED)[:, None]
+            fill = ((1 - 0.5 * empty) * fill + 0.5 * empty * colors.free).astype(np.uint8)
             fill = np.where(selected[:, None], marks, fill)
+        stencils = self._stencils[looks + len(BlockLook) * selected.astype(np.uint8)]
+        partly = np.flatnonzero((levels > 0) & (levels < size))
+        if len(partly) and pitch >= SMALLEST_MARKED:
+            hatched = self._stencils[BlockLook.RESERVED + len(BlockLook) * selected[partly].astype(np.uint8)]
+            above = np.arange(pitch)[None, :, None] < (size - levels[partly])[:, None, None]
+            stencils[partly] = np.where(above, hatched, stencils[partly])
         # Palette per cell: ground, fill, mark; the stencil of its look says which pixel takes which.
-        palette = np.stack([np.broadcast_to(colors.ground, fill.shape), fill, marks], axis=1)
-        stencil = self._stencils[looks + len(BlockLook) * selected.astype(np.uint8)].reshape(len(cells), -1, 1)
-        tiles = np.take_along_axis(palette, stencil.astype(np.intp), axis=1)
+        palette = np.full((len(cells), 3, 4), 255, dtype=np.uint8)
+        palette[:, 0, :3], palette[:, 1, :3], palette[:, 2, :3] = colors.ground, fill, marks
+        tiles = np.take_along_axis(palette.view(np.uint32)[:, :, 0], stencils.reshape(len(cells), -1), axis=1)
         rows, columns = np.divmod(cells, self.shape.columns)
-        pitch = self.shape.pitch
-        self._tiles[rows, columns, :, :, :3] = tiles.reshape(len(cells), pitch, pitch, 3)
+        self._tiles[rows, columns] = tiles.reshape(len(cells), pitch, pitch)
 
 
 def _stencils(shape: GridShape) -> np.ndarray:
-    """uint8 [looks, pitch, pitch] of 0 ground, 1 fill, 2 mark; by :class:`BlockLook`, then again for selected ones."""
+    """intp [looks, pitch, pitch] of 0 ground, 1 fill, 2 mark; by :class:`BlockLook`, then again for selected ones."""
     pitch, size = shape.pitch, shape.pitch - shape.gap
-    stencils = np.zeros((2 * len(BlockLook), pitch, pitch), dtype=np.uint8)
+    stencils = np.zeros((2 * len(BlockLook), pitch, pitch), dtype=np.intp)
     stencils[:, :size, :size] = 1
     if pitch < SMALLEST_MARKED:
         return stencils

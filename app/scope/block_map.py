@@ -6,33 +6,49 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from PySide6.QtCore import QEvent, QPoint, QPointF, QSize, Qt
-from PySide6.QtGui import QColor, QImage, QMouseEvent, QPainter, QPaintEvent, QResizeEvent
-from PySide6.QtWidgets import QSizePolicy, QToolTip, QVBoxLayout, QWidget
+from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, QSize, Qt
+from PySide6.QtGui import (
+    QColor,
+    QFocusEvent,
+    QImage,
+    QKeyEvent,
+    QMouseEvent,
+    QPainter,
+    QPaintEvent,
+    QPen,
+    QResizeEvent,
+)
+from PySide6.QtWidgets import QButtonGroup, QSizePolicy, QStackedWidget, QToolButton, QToolTip, QVBoxLayout, QWidget
 
 from app.scope.block_grid import (
     BlockCounts,
     BlockLook,
+    Blocks,
     GridColors,
     GridPicture,
     GridShape,
-    block_looks,
     count_blocks,
+    device_blocks,
     fit_grid,
-    host_looks,
-    not_begun,
+    host_blocks,
+    per_cell,
 )
+from app.scope.block_words import block_sentence, host_sentence, waste_sentence
 from app.scope.panel import ScopePanel, ScopeSource
+from app.scope.prefix_view import PrefixTreeView
+from app.scope.tables import FootLine, stacked
 from app.selection import Selection
 from app.theme import SPACING, Theme, request_rgb
-from app.widgets import Legend, LegendEntry, label
+from app.widgets import Legend, LegendEntry, label, set_role
 from app.words import count
 from engine.events import RequestState
-from engine.request import request_name
 from engine.run_state import RunState
 
 HOST_SHARE = 4
 """The strip of host memory has one part of so many of the map's height."""
+TREE_SECONDS = 0.2
+"""The tree is laid out anew at most so often."""
+_VIEWS = (("Map", "a cell for each block"), ("Tree", "which blocks of the prefix cache follow which"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,30 +56,33 @@ class Pool:
     """A pool of blocks as the map shows it; ids run from 1."""
 
     name: str
-    looks: Callable[[RunState], tuple[np.ndarray, np.ndarray]]
-    """:class:`BlockLook` and owner of each block."""
-    blocks_of: Callable[[RequestState], list[int]]
+    blocks: Callable[[RunState], Blocks]
+    table_of: Callable[[RequestState], list[int]]
     """Ids; 0 where there is none."""
     sentence: Callable[[RunState, int], str]
 
 
 class BlockMapView(QWidget):
-    """Paints the grid. A click selects the block's request, a tooltip tells all that is known of the block."""
+    """Paints the grid. A click selects the block's request, a tooltip tells all that is known of the block; the arrow
+    keys move a cursor over the cells, and Enter selects."""
 
     def __init__(
-        self, state: RunState, theme: Theme, selection: Selection, pool: Pool, parent: QWidget | None = None
+        self, source: ScopeSource, theme: Theme, selection: Selection, pool: Pool, parent: QWidget | None = None
     ) -> None:
         super().__init__(parent)
         self._pool = pool
-        self._state = state
+        self._source = source
         self._theme = theme
         self._selection = selection
         self._picture: GridPicture | None = None
         self._image = QImage()
         self._made_for: tuple[int, int, int, float, bool] | None = None
+        self._cursor: int | None = None
+        """The cell that the keys are at."""
         self.counts = BlockCounts(0, 0, 0, 0, 0)
         self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setAccessibleName(pool.name)
 
     def minimumSizeHint(self) -> QSize:
@@ -77,28 +96,36 @@ class BlockMapView(QWidget):
         return self._picture.shape if self._picture is not None else None
 
     def refresh(self) -> None:
-        state = self._state
-        looks, owners = self._pool.looks(state)
-        counts = count_blocks(looks)
-        new = self._prepare(len(looks))
+        state = self._source.state
+        blocks = self._pool.blocks(state)
+        counts = count_blocks(blocks)
+        new = self._prepare(len(blocks.looks))
         picture = self._picture
         if picture is None:
             return
-        looks, owners = _per_cell(looks, owners, picture.shape)
-        rgb = np.zeros((len(looks), 3), dtype=np.uint8)
-        owned = np.flatnonzero(looks != BlockLook.FREE)
-        rgb[owned] = request_rgb(owners[owned], self._theme.dark)
-        selected = np.zeros(len(looks), dtype=np.bool_)
+        cells = per_cell(blocks, picture.shape)
+        selected = np.zeros(len(cells.looks), dtype=np.bool_)
         chosen = state.requests.get(self._selection.request_id) if self._selection.request_id is not None else None
         if chosen is not None:
-            held = [block - 1 for block in self._pool.blocks_of(chosen) if block]
-            selected[np.array(held, dtype=np.int64) // picture.shape.blocks_per_cell] = True
-        changed = picture.paint(looks, rgb, selected)
+            held = np.array(self._pool.table_of(chosen), dtype=np.int64)
+            selected[(held[held > 0] - 1) // picture.shape.blocks_per_cell] = True
+        changed = picture.paint(cells, selected, self._hues)
         if counts != self.counts:
             self.counts = counts
-            self.setAccessibleDescription(f"{counts.referenced} in use, {counts.cached} cached, {counts.free} free")
+            self._describe()
         if changed or new:
             self.update()
+
+    def _hues(self, owners: np.ndarray) -> np.ndarray:
+        return request_rgb(owners, self._theme.dark)
+
+    def _describe(self) -> None:
+        """To those who cannot see it: the block at the cursor, or else how many there are of each kind."""
+        counts, block = self.counts, self.block_of(self._cursor)
+        text = f"{counts.referenced} in use, {counts.cached} cached, {counts.free} free"
+        if block is not None and self.hasFocus():
+            text = self._pool.sentence(self._source.state, block)
+        self.setAccessibleDescription(text)
 
     def _prepare(self, blocks: int) -> bool:
         """Lays the grid out anew where size, scale or theme have changed."""
@@ -123,112 +150,113 @@ class BlockMapView(QWidget):
         painter.fillRect(event.rect(), self._theme.card)
         if self._picture is not None:
             painter.drawImage(QPointF(0, 0), self._image)
+            if self.hasFocus() and self._cursor is not None:
+                painter.setPen(QPen(self._theme.accent, 2))
+                painter.drawRect(self._cell_rect(self._picture.shape, self._cursor))
+
+    def _cell_rect(self, shape: GridShape, cell: int) -> QRectF:
+        """A frame around the cell, large enough to be seen."""
+        row, column = divmod(cell, shape.columns)
+        scale, size = self.devicePixelRatioF(), shape.pitch - shape.gap
+        rect = QRectF(column * shape.pitch / scale, row * shape.pitch / scale, size / scale, size / scale)
+        more = max(0.0, (8 - rect.width()) / 2)
+        return rect.adjusted(-more, -more, more, more)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self.refresh()
 
+    # Choosing ----------------------------------------------------------------------------------------------------
+
+    def block_of(self, cell: int | None) -> int | None:
+        """The (first) block of a cell; None: there is no such cell."""
+        shape = self.shape
+        return None if cell is None or shape is None or cell >= shape.cells else cell * shape.blocks_per_cell + 1
+
     def block_at(self, position: QPoint) -> int | None:
         """The (first) block of the cell at a logical pixel."""
-        if self._picture is None:
+        shape, scale = self.shape, self.devicePixelRatioF()
+        if shape is None:
             return None
-        scale = self.devicePixelRatioF()
-        shape = self._picture.shape
-        cell = shape.cell_at(int(position.x() * scale), int(position.y() * scale))
-        return None if cell is None else cell * shape.blocks_per_cell + 1
+        return self.block_of(shape.cell_at(int(position.x() * scale), int(position.y() * scale)))
+
+    def _select(self, block: int | None) -> None:
+        """The block's request; a free one's: none."""
+        blocks = self._pool.blocks(self._source.state)
+        owner = 0
+        if block is not None and block <= len(blocks.looks) and blocks.looks[block - 1] != BlockLook.FREE:
+            owner = int(blocks.owners[block - 1])
+        self._selection.select(owner or None)
 
     def mousePressEvent(self, event: QMouseEvent) -> None:
-        if event.button() != Qt.MouseButton.LeftButton:
+        if event.button() != Qt.MouseButton.LeftButton or self.shape is None:
             return super().mousePressEvent(event)
         block = self.block_at(event.position().toPoint())
-        owner = 0
-        if block is not None:
-            looks, owners = self._pool.looks(self._state)
-            owner = int(owners[block - 1]) if looks[block - 1] != BlockLook.FREE else 0
-        self._selection.select(owner or None)
+        self._cursor = None if block is None else (block - 1) // self.shape.blocks_per_cell
+        self._select(block)
+        self._describe()
+        self.update()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        shape, key = self.shape, event.key()
+        if shape is None:
+            return super().keyPressEvent(event)
+        moves = {
+            Qt.Key.Key_Left: -1,
+            Qt.Key.Key_Right: 1,
+            Qt.Key.Key_Up: -shape.columns,
+            Qt.Key.Key_Down: shape.columns,
+            Qt.Key.Key_Home: -shape.cells,
+            Qt.Key.Key_End: shape.cells,
+        }
+        if key in moves:
+            at = self._cursor if self._cursor is not None else -1 if moves[key] == 1 else 0
+            wanted = at + moves[key]
+            if key in (Qt.Key.Key_Home, Qt.Key.Key_End):
+                wanted = max(0, min(shape.cells - 1, wanted))
+            self._cursor = wanted if 0 <= wanted < shape.cells else max(0, at)
+            self._describe()
+            self.update()
+        elif key in (Qt.Key.Key_Return, Qt.Key.Key_Enter, Qt.Key.Key_Space):
+            self._select(self.block_of(self._cursor))
+        else:
+            super().keyPressEvent(event)
+
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        super().focusInEvent(event)
+        self.update()
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:
+        super().focusOutEvent(event)
+        self.update()
 
     def event(self, event: QEvent) -> bool:
         if event.type() == QEvent.Type.ToolTip:
             block = self.block_at(event.pos())
             if block is not None:
-                QToolTip.showText(event.globalPos(), self._pool.sentence(self._state, block), self)
+                QToolTip.showText(event.globalPos(), self._pool.sentence(self._source.state, block), self)
                 return True
             QToolTip.hideText()
         return super().event(event)
-
-
-def _per_cell(looks: np.ndarray, owners: np.ndarray, shape: GridShape) -> tuple[np.ndarray, np.ndarray]:
-    """Where a cell stands for several blocks it shows the busiest of them."""
-    size = shape.blocks_per_cell
-    if size == 1:
-        return looks, owners
-    padding = shape.cells * size - len(looks)
-    grouped = np.pad(looks, (0, padding)).reshape(shape.cells, size)
-    busiest = grouped.argmax(axis=1)
-    rows = np.arange(shape.cells)
-    return grouped[rows, busiest], np.pad(owners, (0, padding)).reshape(shape.cells, size)[rows, busiest]
 
 
 def _bgr(color: QColor) -> np.ndarray:
     return np.array([color.blue(), color.green(), color.red()], dtype=np.uint8)
 
 
-def block_sentence(state: RunState, block: int) -> str:
-    """All that is known of a block: owner, references, hash, position in the owner's context."""
-    refs, hashed, owner = int(state.block_refs[block]), bool(state.block_hashed[block]), int(state.block_owner[block])
-    lines = [f"Block {block:,} of {state.num_blocks:,}"]
-    if refs:
-        name = request_name(owner)
-        lines.append(f"owner: request {name}" if refs == 1 else f"last taken by request {name}; {refs:,} references")
-        users = [r.request_id for r in state.requests.values() if block in r.blocks]
-        if refs > 1:
-            more = " …" if len(users) > 8 else ""
-            lines.append("shared by requests " + ", ".join(request_name(i) for i in users[:8]) + more)
-        holder = state.requests.get(owner) or (state.requests.get(users[0]) if users else None)
-        if holder is not None and block in holder.blocks:
-            at = holder.blocks.index(block)
-            first = at * state.block_size
-            filled = min(state.block_size, max(0, holder.num_computed - first))
-            lines.append(f"number {at + 1:,} of {len(holder.blocks):,} in its table, from token {first:,} on")
-            written = f"{count(filled, 'token')} of {state.block_size} written"
-            lines.append("reserved: not begun" if block in not_begun(holder, state.block_size) else written)
-        lines.append("full and hashed: others can share it" if hashed else "not hashed")
-    elif hashed:
-        lines.append(f"cached, last used by request {request_name(owner)}")
-        lines.append("no references: found by its hash until it is taken")
-    else:
-        lines.append("free")
-    return "\n".join(lines)
-
-
-def host_sentence(state: RunState, block: int) -> str:
-    """Whose keys and values a block of host memory holds."""
-    lines = [f"Block {block:,} of {state.num_host_blocks:,} in host memory"]
-    owner = next((r for r in state.requests.values() if block in r.host_blocks), None)
-    if owner is None:
-        lines.append("free")
-    else:
-        at = owner.host_blocks.index(block)
-        lines.append(f"swapped: request {request_name(owner.request_id)}")
-        lines.append(f"number {at + 1:,} of its {count(len(owner.host_blocks), 'block')} here")
-    return "\n".join(lines)
-
-
-DEVICE = Pool(
-    "KV block map",
-    lambda state: (block_looks(state), state.block_owner[1:]),
-    lambda request: request.blocks,
-    block_sentence,
-)
-HOST = Pool("Blocks in host memory", host_looks, lambda request: request.host_blocks, host_sentence)
+DEVICE = Pool("KV block map", device_blocks, lambda request: request.blocks, block_sentence)
+HOST = Pool("Blocks in host memory", host_blocks, lambda request: request.host_blocks, host_sentence)
 
 
 class BlockMapPanel(ScopePanel):
+    """The blocks as cells of a grid, or those of the prefix cache as a tree."""
+
     empty_text = "The block map appears when a model is loaded: one cell for each block of its KV cache."
 
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
-        self.view = BlockMapView(source.state, theme, selection, DEVICE)
-        self.host_view = BlockMapView(source.state, theme, selection, HOST)
+        self.view = BlockMapView(source, theme, selection, DEVICE)
+        self.host_view = BlockMapView(source, theme, selection, HOST)
+        self.tree = PrefixTreeView(source, theme, selection)
         self.host_strip = QWidget()
         self._host_title = label("", "muted")
         strip = QVBoxLayout(self.host_strip)
@@ -236,15 +264,44 @@ class BlockMapPanel(ScopePanel):
         strip.setSpacing(SPACING // 2)
         strip.addWidget(self._host_title)
         strip.addWidget(self.host_view, 1)
-        content = QWidget()
-        column = QVBoxLayout(content)
+        grid = QWidget()
+        column = QVBoxLayout(grid)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(SPACING)
         column.addWidget(self.view, HOST_SHARE - 1)
         column.addWidget(self.host_strip, 1)
-        super().__init__("KV block map", source, theme, selection, content, parent)
+        self._views = QStackedWidget()
+        self._views.addWidget(grid)
+        self._views.addWidget(self.tree)
+        self.waste = FootLine(theme, "KV memory that is held but empty")
+        super().__init__("KV block map", source, theme, selection, stacked(self._views, self.waste), parent)
         self._legend = Legend(theme, [])
         self.add_trailing(self._legend)
+        self.switch = QButtonGroup(self)
+        for place, (name, tip) in enumerate(_VIEWS):
+            self.add_trailing(self._view_button(place, name, tip))
+        self.switch.button(0).setChecked(True)
+        self.switch.idToggled.connect(self._show_view)
+
+    def _view_button(self, place: int, name: str, tip: str) -> QToolButton:
+        choice = QToolButton()
+        choice.setText(name)
+        choice.setCheckable(True)
+        choice.setToolTip(tip)
+        choice.setAccessibleName(f"{name}: {tip}")
+        set_role(choice, "flat")
+        self.switch.addButton(choice, place)
+        return choice
+
+    @property
+    def shows_tree(self) -> bool:
+        return self._views.currentWidget() is self.tree
+
+    def _show_view(self, place: int, chosen: bool) -> None:
+        if chosen:
+            self._views.setCurrentIndex(place)
+            self.refresh_seconds = TREE_SECONDS if self.shows_tree else 0.0
+            self.run_moved()
 
     def _entries(self) -> list[LegendEntry]:
         counts = self.view.counts
@@ -258,13 +315,41 @@ class BlockMapPanel(ScopePanel):
         seen = (True, counts.reserved, True, counts.shared, True)
         return [entry for entry, number in zip(entries, seen, strict=True) if number]
 
+    def _tree_entries(self) -> list[LegendEntry]:
+        tree = self.tree.tree
+        blocks = np.bincount(tree.looks, weights=tree.length, minlength=len(BlockLook)).astype(int)
+        entries = [
+            LegendEntry(f"{blocks[BlockLook.REFERENCED]:,} in use", "accent"),
+            LegendEntry(f"{blocks[BlockLook.SHARED]:,} shared", "accent", "notch"),
+            LegendEntry(f"{blocks[BlockLook.CACHED]:,} unused", "padding", "inset"),
+        ]
+        return entries
+
     def has_content(self) -> bool:
         return self.source.state.num_blocks > 0
 
     def refresh(self) -> None:
+        if self.shows_tree:
+            self._refresh_tree()
+        else:
+            self._refresh_map()
+
+    def _refresh_tree(self) -> None:
+        self.tree.refresh()
+        self._legend.set_entries(self._tree_entries())
+        blocks = int(self.tree.tree.length.sum())
+        self.waste.say(
+            f"{count(blocks, 'block')} in the prefix cache, {count(blocks * self.source.state.block_size, 'token')}; "
+            "below a box lies what follows it"
+            if blocks
+            else "The prefix cache is empty: full blocks of prompts and answers join it, where it is switched on"
+        )
+
+    def _refresh_map(self) -> None:
         state = self.source.state
         self.view.refresh()
         self._legend.set_entries(self._entries())
+        self.waste.say(waste_sentence(self.view.counts, state.block_size, self.source.block_bytes))
         used = state.host_blocks_used
         self.host_strip.setVisible(state.num_host_blocks > 0 and (used > 0 or state.preemption != "recompute"))
         if not self.host_strip.isHidden():

@@ -7,11 +7,10 @@ from typing import Any
 from PySide6.QtCore import QModelIndex, QObject, Qt, Signal
 from PySide6.QtWidgets import QWidget
 
-from app.chat.elided import ElidedLabel
 from app.scope.ledger_history import LedgerEntry
 from app.scope.panel import ScopePanel, ScopeSource
 from app.scope.reasons import ledger_sentence
-from app.scope.tables import ROOT, ColumnModel, Index, make_table, stacked
+from app.scope.tables import ROOT, ColumnModel, FootLine, Index, make_table, stacked
 from app.selection import Selection
 from app.theme import Theme
 from app.words import bytes_label, count, seconds_label
@@ -123,8 +122,7 @@ class LedgerPanel(ScopePanel):
         self.model = LedgerModel(theme)
         self.table = make_table("Preemption ledger")
         self.table.setAccessibleDescription("Enter shows the moment of an entry on the timeline")
-        self.totals = ElidedLabel("muted")
-        self.totals.setAccessibleName("What preemptions have cost")
+        self.totals = FootLine(theme, "What preemptions have cost")
         super().__init__("Preemptions", source, theme, selection, stacked(self.table, self.totals), parent)
         self.model.setParent(self)
         self.table.setModel(self.model)
@@ -149,7 +147,7 @@ class LedgerPanel(ScopePanel):
         self._following = False
         self._summary.say(f"{self.source.state.totals.preemptions:,}")
         self._summary.setToolTip("Preemptions since the engine started")
-        self.totals.setText(self._costs())
+        self.totals.say(self._costs())
 
     def _costs(self) -> str:
         """What all of them have cost by now."""

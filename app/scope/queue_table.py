@@ -19,6 +19,7 @@ from app.scope.waits import wait_words
 from app.selection import Selection
 from app.theme import SPACING, Theme
 from app.widgets import label
+from engine.config import SchedulerConfig
 from engine.request import request_name
 
 _WIDTHS = (58, 100, 84, 48, 40, 64, 62)
@@ -100,7 +101,7 @@ class QueuePanel(ScopePanel):
         source, history = self.source, self.source.history
         queue = queue_of(
             source.state,
-            source.scheduler,
+            self._scheduler(),
             history.ledger,
             history.line.rates(source.now),
             last_step=source.last_step,
@@ -115,6 +116,10 @@ class QueuePanel(ScopePanel):
         self._follow_selection()
         self._summary.say(self._counts(queue))
         self._say_about(queue.rows)
+
+    def _scheduler(self) -> SchedulerConfig:
+        """The knobs at the shown step."""
+        return self.source.state.scheduler or self.source.scheduler
 
     def _counts(self, queue: Queue) -> str:
         when = "" if self.source.live else "when the engine ended: "
@@ -195,7 +200,7 @@ class QueuePanel(ScopePanel):
             self._standing(rows[start]),
             self._standing(above[-1]) if above else None,
             self._standing(below[0]) if below else None,
-            self.source.scheduler.ageing,
+            self._scheduler().ageing,
             upwards=place < start,
         )
         self._want(request_id, priority)

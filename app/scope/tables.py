@@ -20,6 +20,7 @@ from PySide6.QtGui import QColor, QGuiApplication, QIcon, QPainter, QPaintEvent,
 from PySide6.QtWidgets import (
     QAbstractItemView,
     QHeaderView,
+    QSizePolicy,
     QStyle,
     QStyledItemDelegate,
     QStyleOptionViewItem,
@@ -176,6 +177,38 @@ def make_table(name: str, parent: QWidget | None = None) -> Table:
     header.setStretchLastSection(True)
     header.setMinimumSectionSize(28)
     return table
+
+
+class FootLine(QWidget):
+    """A muted line of words that changes with every step: cut with dots where there is no room, whole in the tool tip.
+    It never asks for another size, which would have the whole window laid out anew."""
+
+    def __init__(self, theme: Theme, name: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._theme = theme
+        self._text = ""
+        self.setAccessibleName(name)
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
+
+    @property
+    def text(self) -> str:
+        return self._text
+
+    def say(self, text: str) -> None:
+        if text != self._text:
+            self._text = text
+            self.setToolTip(text)
+            self.setAccessibleDescription(text)
+            self.update()
+
+    def sizeHint(self) -> QSize:
+        return QSize(40, self.fontMetrics().height() + 2)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setPen(self._theme.muted)
+        shown = self.fontMetrics().elidedText(self._text, Qt.TextElideMode.ElideRight, self.width())
+        painter.drawText(self.rect(), Qt.AlignmentFlag.AlignVCenter | Qt.AlignmentFlag.AlignLeft, shown)
 
 
 def stacked(main: QWidget, *below: QWidget) -> QWidget:

@@ -7,14 +7,15 @@ import pytest
 
 from app.scope.block_grid import (
     BlockLook,
+    Blocks,
     GridColors,
     GridPicture,
-    block_looks,
     count_blocks,
+    device_blocks,
     fit_grid,
-    host_looks,
+    host_blocks,
 )
-from app.scope.block_map import block_sentence, host_sentence
+from app.scope.block_words import block_sentence, host_sentence, waste_sentence
 from engine.events import Keyframe, RunTotals
 from engine.request import RequestStatus
 from engine.run_state import RunState
@@ -32,7 +33,7 @@ def test_the_map_counts_what_the_engine_counts() -> None:
         record = run.step(2)
     most_shared = 0
     while record is not None:
-        counts = count_blocks(block_looks(run.state))
+        counts = count_blocks(device_blocks(run.state))
         assert counts.free == record.free_blocks and counts.cached == record.cached_blocks
         assert counts.free + counts.cached + counts.referenced == 24
         most_shared = max(most_shared, counts.shared)
@@ -48,14 +49,21 @@ def test_blocks_that_are_held_and_not_begun_are_reserved() -> None:
     ]
     state = RunState()
     state.restore(Keyframe(1, 0.0, 10, 16, 32, 64, rows, [9], None, RunTotals(), 5))
-    looks = block_looks(state)
-    assert [BlockLook(look).name[0:3] for look in looks] == [
+    blocks = device_blocks(state)
+    assert [BlockLook(look).name[0:3] for look in blocks.looks] == [
         "SHA", "REF", "REF", "RES", "RES", "RES", "REF", "RES", "CAC", "FRE"
     ]  # fmt: skip
-    counts = count_blocks(looks)
+    counts = count_blocks(blocks)
     assert (counts.referenced, counts.reserved, counts.cached, counts.shared, counts.free) == (8, 4, 1, 1, 1)
-    host, owners = host_looks(state)
-    assert host.tolist() == [0, BlockLook.REFERENCED, 0, BlockLook.REFERENCED, 0] and owners.tolist() == [0, 3, 0, 3, 0]
+    assert blocks.filled.tolist() == [0, 0, 1, 0, 0, 0, 0, 0, 0, 0] and counts.tail_slots == 15
+    # 4 reserved blocks of 16 slots and 15 slots of a block that is begun, of 8 blocks held; 100 bytes a slot.
+    assert waste_sentence(counts, 16, 1600) == (
+        "Held but empty: 7.7 KiB (62 %) · 6.2 KiB reserved, 1.5 KiB in last blocks · 10 % of 10 blocks free"
+    )
+    assert waste_sentence(counts, 16, 0).startswith("Held but empty: 79 slots (62 %)")
+    host = host_blocks(state)
+    assert host.looks.tolist() == [0, BlockLook.REFERENCED, 0, BlockLook.REFERENCED, 0]
+    assert host.owners.tolist() == [0, 3, 0, 3, 0]
     assert "reserved: not begun" in block_sentence(state, 4)
     assert "number 2 of its 2 blocks here" in host_sentence(state, 4) and host_sentence(state, 1).endswith("free")
 
@@ -80,16 +88,17 @@ def test_painting_the_changes_gives_the_whole_picture(pitch_area: tuple[int, int
     blocks = 150
     colors = GridColors(*(np.array(c, dtype=np.uint8) for c in ((30, 20, 10), (60, 60, 60), (250, 251, 252))))
     kept = GridPicture(fit_grid(blocks, *pitch_area), colors)
-    looks = np.zeros(blocks, dtype=np.uint8)
-    rgb = np.zeros((blocks, 3), dtype=np.uint8)
+    cells = Blocks(np.zeros(blocks, np.uint8), np.zeros(blocks, np.int64), np.zeros(blocks, np.int16), 16)
     selected = np.zeros(blocks, dtype=np.bool_)
+    hues = rng.integers(0, 256, (1000, 3)).astype(np.uint8)
     for _ in range(20):
         some = rng.integers(0, blocks, 9)
-        looks[some] = rng.integers(0, len(BlockLook), 9)
-        rgb[some] = rng.integers(0, 256, (9, 3))
-        selected[some] = rng.integers(0, 2, 9).astype(bool) & (looks[some] >= BlockLook.REFERENCED)
-        kept.paint(looks, rgb, selected)
+        cells.looks[some] = rng.integers(0, len(BlockLook), 9)
+        cells.owners[some] = rng.integers(1, 1000, 9)
+        cells.filled[some] = np.where(cells.looks[some] == BlockLook.REFERENCED, rng.integers(0, 16, 9), 0)
+        selected[some] = rng.integers(0, 2, 9).astype(bool) & (cells.looks[some] >= BlockLook.REFERENCED)
+        kept.paint(cells, selected, hues.__getitem__)
         fresh = GridPicture(kept.shape, colors)
-        fresh.paint(looks, rgb, selected)
+        fresh.paint(cells, selected, hues.__getitem__)
         assert np.array_equal(kept.pixels, fresh.pixels)
-    assert kept.paint(looks, rgb, selected) == 0
+    assert kept.paint(cells, selected, hues.__getitem__) == 0

@@ -221,7 +221,7 @@ def test_bars_do_not_alias(busy: Rig) -> None:
 
 
 def test_what_a_block_is_can_be_read(busy: Rig) -> None:
-    from app.scope.block_map import block_sentence
+    from app.scope.block_words import block_sentence
 
     request = next(r for r in busy.state.requests.values() if len(r.blocks) > 1)
     text = block_sentence(busy.state, request.blocks[1])

@@ -1,0 +1,69 @@
+"""What a block is, and what the pool wastes, in words. Qt-free."""
+
+from __future__ import annotations
+
+from app.scope.block_grid import BlockCounts, not_begun
+from app.words import bytes_label, count
+from engine.request import request_name
+from engine.run_state import RunState
+
+
+def block_sentence(state: RunState, block: int) -> str:
+    """All that is known of a block: owner, references, hash, position in the owner's context."""
+    refs, hashed, owner = int(state.block_refs[block]), bool(state.block_hashed[block]), int(state.block_owner[block])
+    lines = [f"Block {block:,} of {state.num_blocks:,}"]
+    if refs:
+        name = request_name(owner)
+        lines.append(f"owner: request {name}" if refs == 1 else f"last taken by request {name}; {refs:,} references")
+        users = [r.request_id for r in state.requests.values() if block in r.blocks]
+        if refs > 1:
+            more = " …" if len(users) > 8 else ""
+            lines.append("shared by requests " + ", ".join(request_name(i) for i in users[:8]) + more)
+        holder = state.requests.get(owner) or (state.requests.get(users[0]) if users else None)
+        if holder is not None and block in holder.blocks:
+            at = holder.blocks.index(block)
+            first = at * state.block_size
+            filled = min(state.block_size, max(0, holder.num_computed - first))
+            lines.append(f"number {at + 1:,} of {len(holder.blocks):,} in its table, from token {first:,} on")
+            written = f"{count(filled, 'token')} of {state.block_size} written"
+            lines.append("reserved: not begun" if block in not_begun(holder, state.block_size) else written)
+        lines.append("full and hashed: others can share it" if hashed else "not hashed")
+    elif hashed:
+        lines.append(f"cached, last used by request {request_name(owner)}")
+        lines.append("no references: found by its hash until it is taken")
+    else:
+        lines.append("free")
+    return "\n".join(lines)
+
+
+def host_sentence(state: RunState, block: int) -> str:
+    """Whose keys and values a block of host memory holds."""
+    lines = [f"Block {block:,} of {state.num_host_blocks:,} in host memory"]
+    owner = next((r for r in state.requests.values() if block in r.host_blocks), None)
+    if owner is None:
+        lines.append("free")
+    else:
+        at = owner.host_blocks.index(block)
+        lines.append(f"swapped: request {request_name(owner.request_id)}")
+        lines.append(f"number {at + 1:,} of its {count(len(owner.host_blocks), 'block')} here")
+    return "\n".join(lines)
+
+
+def waste_sentence(counts: BlockCounts, block_size: int, block_bytes: int) -> str:
+    """KV slots that are held and empty, in bytes (or, where those are not known, tokens): in blocks that are reserved
+    and not begun, and at the ends of those that are begun; as a share of all that is held. Then what is free."""
+    reserved, tails = counts.reserved * block_size, counts.tail_slots
+    held = counts.referenced * block_size
+    share = (reserved + tails) / held if held else 0.0
+
+    def size(slots: int) -> str:
+        return bytes_label(round(slots * block_bytes / block_size)) if block_bytes else count(slots, "slot")
+
+    parts = []
+    if reserved or tails:
+        parts.append(f"Held but empty: {size(reserved + tails)} ({100 * share:.0f} %)")
+        parts.append(f"{size(reserved)} reserved, {size(tails)} in last blocks")
+    else:
+        parts.append("Nothing held is empty")
+    free = f"{100 * counts.free / counts.total:.0f} % of {count(counts.total, 'block')} free" if counts.total else ""
+    return " · ".join([*parts, free]) if free else parts[0]
