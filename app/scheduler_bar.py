@@ -6,43 +6,10 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QAction, QActionGroup
 from PySide6.QtWidgets import QHBoxLayout, QMenu, QToolButton, QWidget
 
+from app.knob_words import KNOBS, meaning
 from app.theme import SPACING
-from engine.config import DISCIPLINES, ORDERS, PREEMPTIONS, SchedulerConfig
+from engine.config import SchedulerConfig
 from engine.run_state import RunState
-
-KNOBS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "discipline": ("Discipline: who joins the batch, and when", DISCIPLINES),
-    "order": ("Order of the waiting queue", ORDERS),
-    "preemption": ("Preemption: what happens to a request whose memory is taken", PREEMPTIONS),
-}
-"""Field of :class:`SchedulerConfig` -> what it is, and its values."""
-MEANINGS: dict[str, dict[str, str]] = {
-    "discipline": {
-        "static": "a batch joins and leaves together, padded to its longest; rows that are over run on",
-        "orca": "joins at every step, whole prompts; memory is reserved up to max_tokens",
-        "vllm": "joins at every step, prompts in chunks; memory block by block, the last in line is preempted",
-        "tgi": "the waiting join once they are many enough; their prefill pauses decoding",
-        "trtllm-no-evict": "joins once the memory for its whole answer is sure; nobody is preempted",
-        "trtllm-max-util": "as many join as fit now; the newest is paused when memory is gone",
-    },
-    "order": {
-        "fcfs": "first come, first served",
-        "priority": "the lower number first; waiting counts where ageing is set",
-        "fair": "first the user who was served least, by weight",
-    },
-    "preemption": {
-        "recompute": "its blocks are freed, its tokens computed again",
-        "swap": "its blocks move to host memory and back",
-        "auto": "whichever of the two is estimated to take less time",
-    },
-}
-"""In a few words, as far as there are any: a discipline is a file, and its name alone will do."""
-
-
-def meaning(knob: str, value: str) -> str:
-    """``name: what it does``, or the name alone."""
-    words = MEANINGS[knob].get(value)
-    return f"{value}: {words}" if words else value
 
 
 class KnobButton(QToolButton):

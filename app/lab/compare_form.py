@@ -5,10 +5,10 @@ from __future__ import annotations
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFormLayout, QLineEdit, QSizePolicy, QSpinBox, QWidget
 
+from app.knob_words import MEANINGS, meaning
 from app.lab.check_list import CheckList
 from app.lab.choice import Choice
 from app.lab.compare_model import KNOBS, CompareChoice, CompareFault, CompareLoad, Knob, named_variants, parse_values
-from app.scheduler_bar import MEANINGS, meaning
 from app.theme import SPACING, Theme
 from engine.config import DISCIPLINES
 

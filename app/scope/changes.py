@@ -6,50 +6,11 @@ from bisect import bisect_right
 from collections import deque
 from dataclasses import dataclass, fields, replace
 
+from app.knob_words import NAMES, value_text
 from engine.config import SPECULATION_OFF, SchedulerConfig
 from engine.events import Keyframe, Reconfigured, StepRecord
 
 CHANGES_KEPT = 256
-
-NAMES: dict[str, str] = {
-    "discipline": "discipline",
-    "order": "order",
-    "preemption": "preemption",
-    "max_num_seqs": "max sequences",
-    "max_num_batched_tokens": "budget",
-    "chunked_prefill": "chunked prefill",
-    "chunk_size": "chunk size",
-    "watermark": "watermark",
-    "ageing": "ageing",
-    "user_weights": "user weights",
-    "static_delivery": "static delivery",
-    "waiting_served_ratio": "waiting-served ratio",
-    "max_waiting_tokens": "max waiting tokens",
-    "speculative": "speculation",
-    "draft_tokens": "draft tokens",
-}
-"""What each knob is called in the window, by its field of :class:`SchedulerConfig`."""
-UNSET: dict[str, str] = {
-    "max_num_batched_tokens": "auto",
-    "chunk_size": "the budget's rest",
-    "ageing": "none",
-}
-"""What a knob without a value does."""
-
-
-def value_text(knob: str, value: object) -> str:
-    """A knob's value for people: ``1,024``, ``on``, ``auto``."""
-    if value is None:
-        return UNSET.get(knob, "none")
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, dict):
-        return ", ".join(f"{user} {weight:g}" for user, weight in value.items()) or "equal"
-    return str(value)
 
 
 def differing(before: SchedulerConfig, after: SchedulerConfig) -> list[str]:

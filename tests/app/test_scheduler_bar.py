@@ -9,7 +9,8 @@ import pytest
 from PySide6.QtCore import QPoint, Qt, QTimer
 from PySide6.QtWidgets import QApplication, QWidget
 
-from app.scheduler_bar import KNOBS, MEANINGS, KnobButton, meaning
+from app.knob_words import KNOBS, MEANINGS, meaning
+from app.scheduler_bar import KnobButton
 from engine.config import DISCIPLINES, SchedulerConfig
 from engine.messages import ConfigRefused, Reconfigure
 from tests.app.conftest import Rig
