@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from PySide6.QtCore import QEventLoop, QRectF, QSettings, Qt, QTimer, Signal
+from PySide6.QtCore import QRectF, QSettings, Qt, QTimer, Signal
 from PySide6.QtGui import QCloseEvent, QPainter, QPaintEvent
-from PySide6.QtWidgets import QApplication, QHBoxLayout, QMenu, QToolButton, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QMenu, QToolButton, QWidget
 
 from app.docks import ArrangementName
 from app.scope.panel import RunHistory, ScopeSource
@@ -211,12 +211,6 @@ def show_replay(path: Path, *, step: int | None, screenshot: Path | None, stays:
     window.show()
     QTimer.singleShot(0, window, window.read)
     with signals_close(window.close):
-        _run_until_closed(application)
+        application.exec()
     delete_in_order(window)
     return fault
-
-
-def _run_until_closed(application: QApplication) -> None:
-    loop = QEventLoop()
-    application.lastWindowClosed.connect(loop.quit)
-    loop.exec()

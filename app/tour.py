@@ -142,6 +142,7 @@ class Tour(QObject):
         self._before: EngineConfig | None = None
         self._due = False
         """The stop's load starts as soon as the engine is ready for it."""
+        self._restarting = False
         self.bar = TourBar(window.theme)
         self.bar.next_wanted.connect(lambda: self._go(1))
         self.bar.back_wanted.connect(lambda: self._go(-1))
@@ -226,7 +227,9 @@ class Tour(QObject):
         wanted = replace(wanted, scheduler=replace(wanted.scheduler, discipline=stop.discipline))
         if replace(wanted, scheduler=bridge.config.scheduler) != bridge.config:
             self.bar.state.setText("the engine starts with the memory that this stop needs")
+            self._restarting = True
             bridge.start(wanted)
+            self._restarting = False
             return
         if wanted != bridge.config:
             bridge.reconfigure(wanted.scheduler)
@@ -244,6 +247,6 @@ class Tour(QObject):
         self.bar.state.setText("done: look around, run it once more, or go on")
 
     def _engine_changed(self, state: str) -> None:
-        if self.index is not None and state in ("dead", "failed", "stopped"):
+        if self.index is not None and not self._restarting and state in ("dead", "failed", "stopped"):
             self._before = None  # there is nothing to give back
             self.end()
