@@ -128,12 +128,13 @@ class CompareChoice:
             )
         if not all(workload.requests for workload in workloads):
             raise CompareFault("The workload has no requests.")
+        baseline = self.baseline_name(variants)
         return ComparePlan(
             title=self.load.title,
             watch=self.load.watch.strip(),
             options=self.load.options,
-            variants=variants,
-            baseline=self.baseline_name(variants),
+            variants=sorted(variants, key=lambda variant: variant.name != baseline),  # what the others are held against
+            baseline=baseline,
             workloads=workloads,
             seeds=list(seeds),
             warm_up=self.warm_up,

@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QSize, Signal
-from PySide6.QtGui import QDragEnterEvent, QDropEvent, QResizeEvent
-from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QProgressBar, QSizePolicy, QVBoxLayout, QWidget
+from PySide6.QtGui import QDragEnterEvent, QDropEvent
+from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QSizePolicy, QVBoxLayout, QWidget
 
 from app.lab.choice import Choice
 from app.lab.compare_form import CompareForm
@@ -29,6 +29,7 @@ from app.lab.compare_progress import CompareClock, progress_sentence, progress_s
 from app.lab.compare_results import CompareResults
 from app.lab.compare_view import sentence
 from app.lab.scroll_column import ScrollColumn
+from app.lab.sides import Sides
 from app.theme import SPACING, Theme
 from app.widgets import Card, button, label
 from app.words import count
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 THE_LOAD = "the load panel's"
 """Among the workloads, by their keys."""
 RUN_SUFFIX = ".batchscope"
-WIDE = 920
+WIDE = 880
 """Logical pixels from which on the result stands beside the form."""
 FORM_WIDTH = 340
 PROGRESS_PARTS = 1000
@@ -119,27 +120,13 @@ class ComparePanel(Card):
         self._form_column = QWidget()
         form.setContentsMargins(0, 0, 0, 0)
         self._form_column.setLayout(form)
-        content = QWidget()
-        self._sides = QBoxLayout(QBoxLayout.Direction.TopToBottom, content)
-        self._sides.setContentsMargins(0, 0, SPACING // 2, 0)
-        self._sides.setSpacing(2 * SPACING)
-        self._sides.addWidget(self._form_column)
-        self._sides.addWidget(self.results, 1)
-        self.column = ScrollColumn(content)
+        self.sides = Sides(self._form_column, self.results, wide=WIDE, first_width=FORM_WIDTH)
+        self.column = ScrollColumn(self.sides)
         self.column.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Expanding)
         self.body.addWidget(self.column)
 
     def sizeHint(self) -> QSize:
         return super().sizeHint().boundedTo(QSize(560, 700))
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        wide = self.width() >= WIDE
-        direction = QBoxLayout.Direction.LeftToRight if wide else QBoxLayout.Direction.TopToBottom
-        if self._sides.direction() != direction:
-            self._sides.setDirection(direction)
-            self._form_column.setMaximumWidth(FORM_WIDTH if wide else 16_777_215)
-            self._form_column.setMinimumWidth(FORM_WIDTH if wide else 0)
 
     # Choosing ----------------------------------------------------------------------------------------------------
 
@@ -249,7 +236,7 @@ class ComparePanel(Card):
             return fault, False
         remarks = plan_remarks(plan, bridge.config, info)
         if bridge.paused:
-            remarks.append("The engine pauses; the comparison begins when it runs on.")
+            remarks.append("The engine pauses; it runs on for the comparison.")
         return " ".join([summary, *remarks]), True
 
     # Running -----------------------------------------------------------------------------------------------------
