@@ -283,13 +283,13 @@ def run_comparison(floor: Floor, plan: ComparePlan) -> CompareDone:
         made.run()
     except Exception as error:  # a fault of the comparison itself must not take the engine with it
         traceback.print_exc()
-        fault = f"the comparison failed: {describe(error)}"
+        fault = f"The comparison failed: {describe(error)}"
     interrupted = audience.stopped
     if interrupted:
-        fault = f"cancelled; {len(made.runs)} of {made.num_runs} runs are complete"
+        fault = f"Cancelled; {len(made.runs)} of {made.num_runs} runs are complete"
     told = [*made.faults(), *([fault] if fault else [])]
     encoded = encode(made.result(interrupted=interrupted)) if made.runs else b""
-    return CompareDone(encoded, " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in told))
+    return CompareDone(encoded, " ".join(f"{sentence.rstrip('.')}." for sentence in told))
 
 
 def encode(result: dict[str, Any], limit: int = MAX_RESULT_BYTES) -> bytes:
