@@ -179,7 +179,7 @@ class EngineLoop:
             case SetPace(paused=paused):
                 self._pace(paused and self._turn is None)
             case StepOnce():
-                self._steps_due += self._paused
+                self._steps_due += self._paused and bool(self.core.has_work or self._arriving)
             case Record():
                 self._record(command)
             case Compare(plan=plan):

@@ -25,17 +25,20 @@ class Listener:
         self.acknowledges = acknowledges
         self.seen: list[Any] = []
 
+    def take(self, timeout: float) -> list[Any]:
+        """What arrives, waiting for the first of it."""
+        arrived = self.client.poll(timeout)
+        self.seen += arrived
+        for arrival in arrived:
+            if self.acknowledges and isinstance(arrival, Frame):
+                self.client.send(AckFrame(arrival.number))
+        return arrived
+
     def wait(self, condition: Callable[[Any], bool], timeout: float = 60.0) -> Any:
         """The first arrival from now on for which ``condition`` holds; AssertionError with what came instead."""
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0:
-            found = None
-            for arrival in self.client.poll(min(left, 0.5)):
-                self.seen.append(arrival)
-                if self.acknowledges and isinstance(arrival, Frame):
-                    self.client.send(AckFrame(arrival.number))
-                if found is None and condition(arrival):
-                    found = arrival
+            found = next(filter(condition, self.take(min(left, 0.5))), None)
             if found is not None:
                 return found
         raise AssertionError(f"nothing of the kind within {timeout} s; the last to come: {self.seen[-5:]}")
