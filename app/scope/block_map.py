@@ -18,7 +18,16 @@ from PySide6.QtGui import (
     QPen,
     QResizeEvent,
 )
-from PySide6.QtWidgets import QButtonGroup, QSizePolicy, QStackedWidget, QToolButton, QToolTip, QVBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QButtonGroup,
+    QHBoxLayout,
+    QSizePolicy,
+    QStackedWidget,
+    QToolButton,
+    QToolTip,
+    QVBoxLayout,
+    QWidget,
+)
 
 from app.scope.block_grid import (
     BlockCounts,
@@ -39,7 +48,7 @@ from app.scope.prefix_view import PrefixTreeView
 from app.scope.tables import FootLine, stacked
 from app.selection import Selection
 from app.theme import SPACING, Theme, request_rgb
-from app.widgets import Legend, LegendEntry, label, set_role
+from app.widgets import Legend, LegendEntry, label
 from app.words import count
 from engine.events import RequestState
 from engine.run_state import RunState
@@ -48,6 +57,7 @@ HOST_SHARE = 4
 """The strip of host memory has one part of so many of the map's height."""
 TREE_SECONDS = 0.2
 """The tree is laid out anew at most so often."""
+SWITCH_HEIGHT = 24
 _VIEWS = (("Map", "a cell for each block"), ("Tree", "which blocks of the prefix cache follow which"))
 
 
@@ -278,18 +288,23 @@ class BlockMapPanel(ScopePanel):
         self._legend = Legend(theme, [])
         self.add_trailing(self._legend)
         self.switch = QButtonGroup(self)
+        choices = QWidget()
+        row = QHBoxLayout(choices)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(2)
         for place, (name, tip) in enumerate(_VIEWS):
-            self.add_trailing(self._view_button(place, name, tip))
+            row.addWidget(self._view_button(place, name, tip))
+        self.add_trailing(choices)
         self.switch.button(0).setChecked(True)
         self.switch.idToggled.connect(self._show_view)
 
     def _view_button(self, place: int, name: str, tip: str) -> QToolButton:
         choice = QToolButton()
         choice.setText(name)
+        choice.setFixedHeight(SWITCH_HEIGHT)
         choice.setCheckable(True)
         choice.setToolTip(tip)
         choice.setAccessibleName(f"{name}: {tip}")
-        set_role(choice, "flat")
         self.switch.addButton(choice, place)
         return choice
 

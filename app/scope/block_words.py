@@ -62,7 +62,9 @@ def waste_sentence(counts: BlockCounts, block_size: int, block_bytes: int) -> st
     parts = []
     if reserved or tails:
         parts.append(f"Held but empty: {size(reserved + tails)} ({100 * share:.0f} %)")
-        parts.append(f"{size(reserved)} reserved, {size(tails)} in last blocks")
+        where = [f"{size(reserved)} reserved"] if reserved else []
+        where += [f"{size(tails)} in last blocks"] if tails else []
+        parts.append(", ".join(where))
     else:
         parts.append("Nothing held is empty")
     free = f"{100 * counts.free / counts.total:.0f} % of {count(counts.total, 'block')} free" if counts.total else ""

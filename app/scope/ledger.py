@@ -13,15 +13,18 @@ from app.scope.reasons import ledger_sentence
 from app.scope.tables import ROOT, ColumnModel, FootLine, Index, make_table, stacked
 from app.selection import Selection
 from app.theme import Theme
+from app.widgets import label
 from app.words import bytes_label, count, seconds_label
 from engine.events import Preempted
 from engine.request import request_name
 
 COLUMNS = ("step", "request", "for", "cost", "lost", "rule")
 _WIDTHS = (48, 58, 58, 140, 54)
+_BRIEF_WIDTHS = (48, 54, 54, 84, 54)
 _STEP, _REQUEST, _FOR, _COST, _LOST, _RULE = range(len(COLUMNS))
 RULE_PIXELS = 110
-"""Where the rules would get less, the steps are left out."""
+"""Where the rules would get less, the steps are left out; where that does not help, the rules and the blocks too: the
+sentence below the table has all."""
 _TIPS = (
     "The step in which it happened",
     "Who gave way, or was rejected",
@@ -43,6 +46,8 @@ class LedgerModel(ColumnModel):
         self.last_step: int | None = None
         """The step as of which the entries are shown; None: the newest."""
         self._outcomes = 0
+        self.brief = False
+        """Whether costs leave out the blocks."""
 
     def show_entries(self, entries: list[LedgerEntry], last_step: int | None = None) -> None:
         """entries: oldest first, none later than ``last_step``; what followed from old ones may have become known."""
@@ -71,7 +76,7 @@ class LedgerModel(ColumnModel):
     def data(self, index: Index, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
         entry, column = self.entries[index.row()].as_of(self.last_step), index.column()
         if role == Qt.ItemDataRole.DisplayRole:
-            return cell_text(entry, column, self.block_bytes)
+            return cell_text(entry, column, self.block_bytes, brief=self.brief)
         if role in (Qt.ItemDataRole.ToolTipRole, Qt.ItemDataRole.AccessibleTextRole):
             name = request_name(entry.event.request_id)
             return f"Step {entry.step:,}: request {name}. {ledger_sentence(entry, self.block_bytes)}"
@@ -85,7 +90,7 @@ class LedgerModel(ColumnModel):
 _LOST_WORDS = {"open": "…", "recovered": "", "again": "again", "ended": "–", "unseen": "–"}
 
 
-def cell_text(entry: LedgerEntry, column: int, block_bytes: int = 0) -> str:
+def cell_text(entry: LedgerEntry, column: int, block_bytes: int = 0, *, brief: bool = False) -> str:
     event = entry.event
     if column == _STEP:
         return f"{entry.step:,}"
@@ -96,15 +101,16 @@ def cell_text(entry: LedgerEntry, column: int, block_bytes: int = 0) -> str:
     if column == _FOR:
         return "itself" if event.beneficiary == event.request_id else request_name(event.beneficiary)
     if column == _COST:
-        return _cost(event, block_bytes)
+        return _cost(event, block_bytes, brief)
     if column == _LOST:
         return _LOST_WORDS[entry.outcome] if entry.recovered is None else seconds_label(entry.recovered.seconds)
     return event.rule
 
 
-def _cost(event: Preempted, block_bytes: int) -> str:
+def _cost(event: Preempted, block_bytes: int, brief: bool) -> str:
     if event.mode != "swap":
-        return f"{count(event.tokens, 'token')}, {count(event.blocks, 'block')}"
+        tokens = count(event.tokens, "token")
+        return tokens if brief else f"{tokens}, {count(event.blocks, 'block')}"
     moved = bytes_label(event.swapped_blocks * block_bytes) if block_bytes else count(event.swapped_blocks, "block")
     return f"{moved} swapped"
 
@@ -122,8 +128,15 @@ class LedgerPanel(ScopePanel):
         self.model = LedgerModel(theme)
         self.table = make_table("Preemption ledger")
         self.table.setAccessibleDescription("Enter shows the moment of an entry on the timeline")
+        self.sentence = label("", "muted")
+        self.sentence.setWordWrap(True)
+        self.sentence.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.sentence.setAccessibleName("What the selected entry is about")
+        self.sentence.hide()
         self.totals = FootLine(theme, "What preemptions have cost")
-        super().__init__("Preemptions", source, theme, selection, stacked(self.table, self.totals), parent)
+        super().__init__(
+            "Preemptions", source, theme, selection, stacked(self.table, self.sentence, self.totals), parent
+        )
         self.model.setParent(self)
         self.table.setModel(self.model)
         for column, width in enumerate(_WIDTHS):
@@ -145,6 +158,7 @@ class LedgerPanel(ScopePanel):
         self.model.show_entries(self.source.history.ledger.until(last_step), last_step)
         self._follow_selection()
         self._following = False
+        self._say_entry()
         self._summary.say(f"{self.source.state.totals.preemptions:,}")
         self._summary.setToolTip("Preemptions since the engine started")
         self.totals.say(self._costs())
@@ -165,7 +179,21 @@ class LedgerPanel(ScopePanel):
 
     def _fit(self) -> None:
         room = self.table.viewport().width() - sum(_WIDTHS)
+        narrow = room + _WIDTHS[_STEP] < RULE_PIXELS
+        self.model.brief = narrow
+        for column, width in enumerate(_BRIEF_WIDTHS if narrow else _WIDTHS):
+            self.table.setColumnWidth(column, width)
         self.table.setColumnHidden(_STEP, room < RULE_PIXELS)
+        self.table.setColumnHidden(_RULE, narrow)
+
+    def _say_entry(self) -> None:
+        """Below the table, all of the current entry."""
+        current = self.table.currentIndex()
+        if current.isValid():
+            entry = self.model.entries[current.row()].as_of(self.source.last_step)
+            name = request_name(entry.event.request_id)
+            self.sentence.setText(f"Request {name}: {ledger_sentence(entry, self.source.block_bytes)}")
+        self.sentence.setVisible(current.isValid())
 
     def _follow_selection(self) -> None:
         """The newest entry of the selected request, unless the current one is about it too."""
@@ -179,6 +207,7 @@ class LedgerPanel(ScopePanel):
     def _row_chosen(self, current: QModelIndex, _previous: QModelIndex) -> None:
         if not self._following and current.isValid():
             self.selection.select(self.model.entries[current.row()].event.request_id)
+            self._say_entry()
 
     def _clicked(self, index: QModelIndex) -> None:
         """What is in a cell is selected: under "for" the one for whom room was made. Then the moment is shown."""

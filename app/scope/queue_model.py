@@ -75,6 +75,15 @@ class QueueModel(ColumnModel):
     def place_of(self, request_id: int | None) -> int | None:
         return next((i for i, row in enumerate(self.rows) if row.request_id == request_id), None)
 
+    def set_brief(self, brief: bool) -> None:
+        if brief != self.brief:
+            self.brief = brief
+            self.headerDataChanged.emit(Qt.Orientation.Horizontal, STATE, STATE)
+
+    def headerData(self, section: int, orientation: Qt.Orientation, role: int = Qt.ItemDataRole.DisplayRole) -> Any:
+        hidden = self.brief and section == STATE and role == Qt.ItemDataRole.DisplayRole
+        return "" if hidden else super().headerData(section, orientation, role)
+
     def rowCount(self, parent: Index = ROOT) -> int:
         return 0 if parent.isValid() else len(self.rows)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QModelIndex, QSignalBlocker, Qt, Signal
 from PySide6.QtGui import QKeySequence, QShortcut
-from PySide6.QtWidgets import QAbstractItemView, QHBoxLayout, QSpinBox, QWidget
+from PySide6.QtWidgets import QAbstractItemView, QBoxLayout, QHBoxLayout, QSpinBox, QWidget
 
 from app.scope.panel import START_SOMETHING, ScopePanel, ScopeSource
 from app.scope.priorities import MOST, Standing, priority_between
@@ -25,9 +25,11 @@ from engine.request import request_name
 _WIDTHS = (58, 100, 84, 48, 40, 64, 62)
 SWATCH_PIXELS = 26
 """A state that is shown by its swatch alone."""
-WHY_PIXELS = 170
+WHY_PIXELS = 210
 """The reasons are what the table is for: where they would get less, other columns go."""
 _FIRST_TO_GO = (USER, BLOCKS, TOKENS, PRIORITY, WAIT)
+FOOT_PIXELS = 420
+"""From here on the field for the priority is beside the sentence, else below it."""
 PATIENCE = 50
 """Steps after which a priority is no longer expected to come: the engine may be some ahead of what is shown."""
 MOST_FITTED = 64
@@ -63,13 +65,17 @@ class QueuePanel(ScopePanel):
 
     def _layout(self) -> QWidget:
         self._priority_title = label("priority", "muted")
+        field = QHBoxLayout()
+        field.setSpacing(SPACING)
+        field.addWidget(self._priority_title)
+        field.addWidget(self.priority)
+        field.addStretch(1)
         foot = QWidget()
-        row = QHBoxLayout(foot)
-        row.setContentsMargins(0, 0, 0, 0)
-        row.setSpacing(SPACING)
-        row.addWidget(self.sentence, 1)
-        for widget in (self._priority_title, self.priority):
-            row.addWidget(widget, 0, Qt.AlignmentFlag.AlignTop)
+        self._foot = QBoxLayout(QBoxLayout.Direction.LeftToRight, foot)
+        self._foot.setContentsMargins(0, 0, 0, 0)
+        self._foot.setSpacing(SPACING)
+        self._foot.addWidget(self.sentence, 1)
+        self._foot.addLayout(field)
         return stacked(self.table, foot)
 
     def _build_table(self) -> None:
@@ -211,6 +217,8 @@ class QueuePanel(ScopePanel):
     # Fitting -----------------------------------------------------------------------------------------------------
 
     def _fit(self) -> None:
+        direction = QBoxLayout.Direction
+        self._foot.setDirection(direction.LeftToRight if self.width() >= FOOT_PIXELS else direction.TopToBottom)
         self._fit_columns()
         self._fit_rows()
 
@@ -229,7 +237,7 @@ class QueuePanel(ScopePanel):
             if room < WHY_PIXELS and column not in hidden:
                 hidden.add(column)
                 room += _WIDTHS[column]
-        self.model.brief = room < WHY_PIXELS
+        self.model.set_brief(room < WHY_PIXELS)
         for column, width in enumerate(_WIDTHS):
             width = SWATCH_PIXELS if column == STATE and self.model.brief else width
             if self.table.columnWidth(column) != width:

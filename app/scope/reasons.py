@@ -108,7 +108,9 @@ def _sides(state: RunState) -> tuple[list[RequestState], list[RequestState], lis
     statuses = np.frombuffer(bytes([request.status for request in everyone]), dtype=np.uint8)
 
     def those(*wanted: RequestStatus) -> list[RequestState]:
-        found = [everyone[i] for i in np.flatnonzero(np.isin(statuses, wanted)).tolist()]
+        mask = np.zeros(len(RequestStatus), dtype=np.bool_)
+        mask[list(wanted)] = True
+        found = [everyone[i] for i in np.flatnonzero(mask[statuses]).tolist()]
         found.sort(key=attrgetter("arrival_time"))  # all but sorted, and sorting is stable
         return found
 
