@@ -15,13 +15,13 @@ from engine.comparison import Figure, Result, Run, median_of, runs_of, spread_of
 from engine.lanes import SpanKind
 
 WIDTH = 1100
-LEFT, RIGHT, TOP, BOTTOM = 4, 46, 8, 26
-"""Around the lanes; at the right there is room for the last label of the axis."""
+LEFT, RIGHT, TOP, BOTTOM = 4, 46, 24, 26
+"""Around the lanes: room for the labels of the axis, which is told above and below."""
 HEADER = 26
 """Above the lanes of a variant."""
 VARIANT_HEIGHT = 220
 """That its lanes are fitted into, as far as they do not get too thin or too thick."""
-THINNEST, THICKEST = 1.5, 20.0
+THINNEST, THICKEST = 1.0, 20.0
 THIN_SHARE = 0.3
 """Of a lane's height, for states in which nothing is computed."""
 TITLED_LANES = 120
@@ -196,16 +196,14 @@ def merged(spans: Sequence[Sequence[Any]], scale: float) -> list[tuple[SpanKind,
 
 
 def _axis(longest: float, scale: float, bottom: float) -> str:
-    """Lines through all lanes, and their seconds below."""
+    """Lines through all lanes, and their seconds above and below."""
     step = nice_step(longest)
     parts = []
     for index in range(int(longest / step + 1e-9) + 1):
-        x = LEFT + index * step * scale
-        parts.append(
-            f'<path class="grid" d="M{_number(x)} {TOP}V{_number(bottom)}"/>'
-            f'<text class="axis" x="{_number(x)}" y="{bottom + 16:.0f}" text-anchor="{"middle" if index else "start"}">'
-            f"{index * step:g} s</text>"
-        )
+        x, anchor = _number(LEFT + index * step * scale), "middle" if index else "start"
+        parts.append(f'<path class="grid" d="M{x} {TOP}V{_number(bottom)}"/>')
+        for y in (TOP - 8, bottom + 16):
+            parts.append(f'<text class="axis" x="{x}" y="{y:.0f}" text-anchor="{anchor}">{index * step:g} s</text>')
     return "".join(parts)
 
 
