@@ -41,7 +41,7 @@ def ratio(part: float, whole: float) -> float | None:
 
 
 class _BlocksInUse:
-    """Blocks that requests refer to, followed through the events of an engine that began idle. Most are in use in the
+    """Blocks that requests refer to, followed through the events from where counting begins. Most are in use in the
     middle of a step: at its end those that finished have given theirs back."""
 
     def __init__(self) -> None:
@@ -190,6 +190,10 @@ class StepCounters:
         self._held = _HeldWaste(num_blocks * block_size, kv_bytes_per_block / block_size)
         self._ledger = _PreemptionLedger(kv_bytes_per_block)
         self._batches: list[BatchEnded] = []
+
+    def hold(self, blocks: list[int]) -> None:
+        """References that requests have where counting begins."""
+        self._blocks.take(blocks)
 
     def add(self, record: StepRecord) -> None:
         before, self._totals = self._totals, record.totals
