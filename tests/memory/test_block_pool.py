@@ -138,3 +138,21 @@ def test_check_sees_each_kind_of_damage() -> None:
     for harm in ("count", "twice free", "free and held", "digest on a free block", "lost"):
         with pytest.raises(AssertionError):
             damaged(harm).check({2: 1})
+
+
+def test_a_block_hangs_from_the_one_that_has_the_content_before_its_own() -> None:
+    pool = BlockPool(6)
+    blocks = take(pool, 4)
+    assert pool.register(blocks[:2], [b"a", b"b"]) == blocks[:2]
+    twin, tail = blocks[2:]
+    assert pool.register([twin, tail], [b"a", b"c"]) == [tail]
+    assert [pool.parent_of(block) for block in (*blocks[:2], tail)] == [0, blocks[0], blocks[0]]
+    pool.release(blocks[:2])
+    for _ in range(2):  # the tail of what is cached goes first, then the beginning
+        pool.release(take(pool, 4))
+    assert pool.digests[blocks[0]] is None and pool.parent_of(tail) == 0, "what came before is gone"
+    again = take(pool, 1)
+    assert pool.register(again, [b"x"]) == again
+    assert pool.parent_of(tail) == 0, "the same place holds something else"
+    assert pool.register(take(pool, 1), [b"d"], before=b"c") and pool.register(take(pool, 1), [b"e"], before=b"gone")
+    assert sorted(map(pool.parent_of, pool.registered_blocks())) == [0, 0, 0, tail]

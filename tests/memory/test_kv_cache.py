@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from engine.events import AnyEvent, BlockCopied, BlocksAllocated, BlocksShared
+from engine.events import AnyEvent, BlockCopied, BlocksAllocated, BlocksCached, BlocksShared
 from engine.memory.block_pool import OutOfBlocksError
 from engine.memory.kv_cache import KVCacheManager
 from engine.request import Request, RequestStatus, SamplingParams
@@ -110,6 +110,39 @@ def test_digests_of_a_growing_answer_are_those_of_a_prompt() -> None:
     for token in range(4, 14):
         cache.decode(request, token)
     assert request.block_hashes == cache.request(list(range(1, 14))).block_hashes
+
+
+def test_the_tree_of_the_cache_is_that_of_the_prompts_though_two_compute_a_beginning_at_once() -> None:
+    cache = Cache(num_blocks=16)
+    begin = list(range(8))
+    first, second = cache.request([*begin, 20, 21, 22, 23]), cache.request([*begin, 30, 31, 32, 33])
+    for request in (first, second):
+        assert cache.manager.join(request, cache.manager.look_up(request), 12)
+        request.status = RequestStatus.RUNNING
+    for _ in range(3):
+        cache.compute(first, 4)
+        cache.compute(second, 4)
+    told = {
+        block: parent
+        for event in cache.events
+        if isinstance(event, BlocksCached)
+        for block, parent in zip(event.blocks, event.parents, strict=True)
+    }
+    root, middle, leaf = first.block_ids
+    assert told == {root: 0, middle: root, leaf: middle, second.block_ids[2]: middle}
+
+
+def test_prompts_that_begin_alike_have_prefixes_that_do() -> None:
+    cache = Cache()
+    digests = [cache.manager.prefix_of(cache.request([*range(8), *rest])) for rest in ([], [9, 9], [9] * 4, [8] * 5)]
+    assert [len(digest) for digest in digests] == [2, 2, 3, 3]
+    assert digests[0] == digests[1] == digests[2][:2] == digests[3][:2] and digests[2] != digests[3]
+    assert all(0 <= word < 2**32 for digest in digests for word in digest)
+    plain = KVCacheManager(8, 4, prefix_cache=False, cache_key=b"", events=[])
+    request = cache.request(list(range(8)))
+    request.block_hashes = []
+    plain.prepare(request)
+    assert plain.prefix_of(request) == []
 
 
 def test_shared_blocks_count_once() -> None:
