@@ -155,7 +155,10 @@ class Lanes:
         spans = self._spans
         # They were appended in the order of their ends.
         first = int(np.searchsorted(spans["end"], begin)) if len(spans) else 0
-        old = first + np.flatnonzero(spans["begin"][first:] <= end)
+        wanted = row_of.may_be(spans["lane"][first:])
+        if end < self.end:
+            wanted &= spans["begin"][first:] <= end
+        old = first + np.flatnonzero(wanted)
         old_rows = row_of(spans["lane"][old])
         old, old_rows = old[old_rows >= 0], old_rows[old_rows >= 0]
         table = self._open.table

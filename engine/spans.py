@@ -128,7 +128,11 @@ class RowIndex:
         self._rows = np.full(extent + 1, -1, dtype=np.intp)  # the last place stands for all others
         self._rows[numbers - self._lowest] = np.arange(len(numbers))
 
+    def may_be(self, numbers: np.ndarray) -> np.ndarray:
+        """Whether a lane is at all between the first and the last of them: for less than looking it up takes."""
+        return (numbers >= self._lowest) & (numbers < self._lowest + len(self._rows) - 1)
+
     def __call__(self, numbers: np.ndarray) -> np.ndarray:
-        shifted = numbers.astype(np.intp) - self._lowest
-        outside = (shifted < 0) | (shifted >= len(self._rows))
-        return self._rows[np.where(outside, len(self._rows) - 1, shifted)]
+        # A number below the lowest becomes a huge one.
+        shifted = np.subtract(numbers, self._lowest, dtype=np.int64).view(np.uint64)
+        return self._rows[np.minimum(shifted, np.uint64(len(self._rows) - 1)).view(np.int64)]

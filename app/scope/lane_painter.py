@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from PySide6.QtCore import QPointF, QRect, QRectF
+from PySide6.QtCore import QPointF, QRect, QRectF, Qt
 from PySide6.QtGui import QImage, QPainter, QPixmap
 
 from app.theme import Theme
@@ -141,16 +141,18 @@ def lane_image(
     per_second = columns / max(x_range[1] - x_range[0], 1e-9)
     first = math.floor(x_range[0] * per_second)
     codes = lane_codes(content, rows, columns, first / per_second, per_second, scale)
-    height = max(1, int(pitch * scale))
+    height = max(1, int(pitch * scale + 1e-6))
     texture = _texture(_colors(theme), height, max(1, round(scale)))
     period = texture.shape[1] // _CODES
     index = codes.astype(np.intp) * period + (np.arange(columns) + first) % period
-    pixels = np.zeros((max(1, math.ceil(rows * pitch * scale)), columns), dtype=np.uint32)
+    image = QImage(columns, max(1, math.ceil(rows * pitch * scale - 1e-6)), QImage.Format.Format_ARGB32_Premultiplied)
+    if image.height() != rows * height:  # else no pixel is left out below
+        image.fill(0)
+    pixels = np.frombuffer(image.bits(), dtype=np.uint32).reshape(image.height(), columns)
     for row in range(rows):
         top = round(row * pitch * scale)
         target = pixels[top : top + height]
         np.take(texture[: len(target)], index[row], axis=1, out=target, mode="clip")
-    image = QImage(pixels.data, columns, len(pixels), 4 * columns, QImage.Format.Format_ARGB32_Premultiplied).copy()
     image.setDevicePixelRatio(scale)
     return image
 
@@ -294,7 +296,7 @@ def paint_preemptions(
     scale = painter.device().devicePixelRatioF()
     mark = QPixmap(round((size + 2) * scale), round((size + 2) * scale))
     mark.setDevicePixelRatio(scale)
-    mark.fill(0)
+    mark.fill(Qt.GlobalColor.transparent)
     brush = QPainter(mark)
     paint_swatch(brush, QRectF(0, 0, size + 2, size + 2), theme.card, "triangle", theme.card)
     paint_swatch(brush, QRectF(1, 1, size, size), theme.preempted, "triangle", theme.card)

@@ -20,6 +20,8 @@ TICK_GAP = 5
 FARTHEST = 1e5
 """Pixels from the area beyond which nothing is drawn: Qt's rasteriser counts them in whole numbers of limited size."""
 MOST_TICKS = 100
+SHORTEST_LABEL = 8
+"""Characters that are left of a label at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +186,12 @@ class Plot(QWidget):
         top = area.top() - self.top_margin if self.top_margin >= height else area.top()
         free = area.right() + 1
         for (_, label), x in zip(reversed(marks), reversed(xs), strict=True):
-            text = self.metrics.elidedText(label, Qt.TextElideMode.ElideRight, max(0, area.width() - 12))
+            before, behind = x - area.left(), free - x - 1
+            text = self.metrics.elidedText(label, Qt.TextElideMode.ElideRight, max(before, behind) - 6)
             width = self.advance(text) + 6
-            left = x + 1 if x + 1 + width <= free else x - width
-            if left < area.left() or left + width > free:
+            if len(text) < min(len(label), SHORTEST_LABEL):
                 continue
+            left = x + 1 if width <= behind else x - width
             painter.fillRect(left, top, width, height, theme.card)
             painter.setPen(readable(theme.accent, theme))
             painter.drawText(left + 3, top + self.metrics.ascent(), text)

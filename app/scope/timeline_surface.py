@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 from PySide6.QtCore import QPoint, QRect, QRectF, Qt
-from PySide6.QtGui import QColor, QImage, QPainter, QPen, QResizeEvent
+from PySide6.QtGui import QColor, QImage, QPainter, QPen, QPixmap, QResizeEvent
 from PySide6.QtWidgets import QScrollBar
 
 from app.scope.lane_painter import LaneContent, lane_image, paint_preemptions
@@ -46,6 +46,9 @@ class TimelineSurface(Plot):
         self._height_chosen: int | None = None
         self._content = LaneContent.of([])
         self._image: QImage | None = None
+        self._names = QPixmap()
+        self._names_of: tuple[object, ...] = ()
+        """What the picture of the names shows: they change far less often than the lanes."""
         self._moment: float | None = None
         """The shown one, where it is not the newest."""
         self._band: tuple[int, int] | None = None
@@ -60,11 +63,12 @@ class TimelineSurface(Plot):
         self.marks = [(c.time, c.label) for c in self.source.history.changes.between(window.begin, window.end)]
         self.top_margin = self.metrics.height() if self.marks else 0
         self._lanes = lanes.between(window.begin, window.end)
-        self._list = arrange_rows(self._lanes, lanes.users, self.grouping, self._folded)
         self.layout_axes()
         room, scale = self.area.height(), self.devicePixelRatioF()
-        pitch = self._height_chosen or min(LANE_MAX, max(LANE_MIN, room // max(1, len(self._list))))
+        pitch = self._height_chosen or min(LANE_MAX, max(LANE_MIN, room // max(1, len(self._lanes))))
         self._pitch = round(pitch * scale) / scale
+        heading = math.ceil(self.metrics.height() / self._pitch)
+        self._list = arrange_rows(self._lanes, lanes.users, self.grouping, self._folded, heading)
         fitting = max(1, int(room / self._pitch))
         self._set_scroll(fitting)
         self._first = self._scroll.value()
@@ -108,7 +112,7 @@ class TimelineSurface(Plot):
         scroll.setRange(0, surplus)
         scroll.setPageStep(fitting)
         if self.follows_lanes:
-            busy = busy_place(self._lanes, self._moment)
+            busy = busy_place(self._lanes, self.view.lanes, self._moment)
             place = np.flatnonzero(rows == busy) if busy is not None else ()
             scroll.setValue((int(place[0]) if len(place) else len(rows)) - round(0.75 * fitting))
         scroll.blockSignals(blocked)
@@ -134,8 +138,10 @@ class TimelineSurface(Plot):
         shown = self._shown_rows()
         return self._lanes.request_id[shown[shown >= 0]].tolist()
 
-    def row_of(self, request_id: int) -> QRect | None:
+    def row_of(self, request_id: int | None) -> QRect | None:
         """Where a request's lane is seen."""
+        if request_id is None:
+            return None
         shown = self._shown_rows()
         rows = np.flatnonzero((shown >= 0) & (self._lanes.request_id[np.maximum(shown, 0)] == request_id))
         if not len(rows):
@@ -160,28 +166,56 @@ class TimelineSurface(Plot):
         self._paint_labels(painter)
 
     def _paint_labels(self, painter: QPainter) -> None:
-        shown, ids = self._shown_rows().tolist(), self._lanes.request_id
+        shown = self._shown_rows()
+        selected = self.row_of(self._selection.request_id)
+        if selected is not None:
+            painter.fillRect(selected.adjusted(-self.area.left(), 0, 0, 0), self.theme.selection)
+        for row in np.flatnonzero((shown < 0) & (np.diff(shown, prepend=0) != 0)).tolist():
+            rows = int((shown == shown[row]).sum())
+            self._paint_heading(painter, row, rows, self._list.groups[-1 - int(shown[row])])
+        lanes = np.maximum(shown, 0)
+        ids = np.where(shown >= 0, self._lanes.request_id[lanes], -1) if len(self._lanes) else shown
+        late = self._lanes.arrival[lanes] > self.source.now if len(self._lanes) else shown > 0
+        scale = self.devicePixelRatioF()
+        key = (
+            ids.tobytes(),
+            late.tobytes(),
+            self._selection.request_id,
+            self._pitch,
+            self.area,
+            self.theme.dark,
+            scale,
+        )
+        if key != self._names_of:
+            self._names_of = key
+            self._names = QPixmap(round(self.area.left() * scale), round(self.height() * scale))
+            self._names.setDevicePixelRatio(scale)
+            self._names.fill(Qt.GlobalColor.transparent)
+            brush = QPainter(self._names)
+            brush.setFont(self.axis_font)
+            self._paint_names(brush, ids.tolist(), late.tolist(), selected)
+            brush.end()
+        painter.drawPixmap(0, 0, self._names)
+
+    def _paint_names(self, painter: QPainter, ids: list[int], late: list[bool], selected: QRect | None) -> None:
+        """Hues and numbers of the lanes, as many as there is room for; ``ids``: -1 in a heading."""
         every = max(1, math.ceil(self.metrics.height() / self._pitch))
-        late = self._lanes.arrival > self.source.now
-        named = 0
-        for row, lane in enumerate(shown):
-            if lane < 0:
-                self._paint_heading(painter, row, self._list.groups[-1 - lane])
-                named = row + 1
+        next_named = 0
+        for row, request_id in enumerate(ids):
+            if request_id < 0:
+                next_named = row + 1
                 continue
-            request_id = int(ids[lane])
             chosen = request_id == self._selection.request_id
-            if chosen:
-                stripe = QRectF(0, self._top(row), self.area.right() + 1, self._pitch)
-                painter.fillRect(stripe, self.theme.selection)
             if self._pitch >= NAMED_FROM:
                 size = min(8.0, self._pitch - 2)
                 middle = self._top(row) + self._pitch / 2
                 dot = QRectF(self.area.left() - TICK_GAP - size, middle - size / 2, size, size)
                 paint_swatch(painter, dot, request_color(request_id, self.theme), "dot", self.theme.card)
-            if (row - named) % every == 0 or chosen:
-                color = self.theme.text if chosen else self.theme.waiting if late[lane] else self.theme.muted
+            crowded = selected is not None and abs(self._top(row) - selected.top()) < every * self._pitch
+            if chosen or (row >= next_named and not crowded):
+                color = self.theme.text if chosen else self.theme.waiting if late[row] else self.theme.muted
                 self._paint_name(painter, row, request_name(request_id), color)
+                next_named = row + every
 
     def _paint_name(self, painter: QPainter, row: int, name: str, color: QColor) -> None:
         height = self.metrics.height()
@@ -191,14 +225,13 @@ class TimelineSurface(Plot):
         box = QRectF(0, middle - height / 2, right + 2, height)
         painter.drawText(box, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, name)
 
-    def _paint_heading(self, painter: QPainter, row: int, group: Group) -> None:
-        height = max(self._pitch, min(self.metrics.height(), self._pitch * 2))
-        box = QRectF(0, self._top(row), self.area.right() + 1, self._pitch)
+    def _paint_heading(self, painter: QPainter, row: int, rows: int, group: Group) -> None:
+        box = QRectF(0, self._top(row), self.area.right() + 1, rows * self._pitch)
         painter.fillRect(box, self.theme.raised)
+        box.adjust(4, 0, -4, 0)
         text = f"{'▸' if group.folded else '▾'} {group.sentence}"
-        box = QRectF(4, self._top(row) + (self._pitch - height) / 2, box.width() - 8, height)
-        painter.setPen(self.theme.text)
         text = self.metrics.elidedText(text, Qt.TextElideMode.ElideRight, int(box.width()))
+        painter.setPen(self.theme.text)
         painter.drawText(box, Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter, text)
 
     def _top(self, row: int) -> float:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from app.words import count
-from engine.lanes import LaneRows, Lanes
+from engine.lanes import WAITS, LaneRows, Lanes
 
 FIRST_SECONDS = 4.0
 """The shortest window at first; it grows with the run to :data:`LIVE_SECONDS` and then scrolls."""
@@ -128,8 +128,9 @@ class RowList:
         return self.groups[-1 - lane] if lane < 0 else None
 
 
-def arrange_rows(lanes: LaneRows, users: list[str], grouping: Grouping, folded: set[int]) -> RowList:
-    """Lanes in order of arrival, or under the headings of their groups; ``folded``: keys of groups without lanes."""
+def arrange_rows(lanes: LaneRows, users: list[str], grouping: Grouping, folded: set[int], heading: int = 1) -> RowList:
+    """Lanes in order of arrival, or under the headings of their groups. ``folded``: keys of those without their lanes;
+    ``heading``: rows that a heading takes."""
     if not grouping:
         return RowList(np.arange(len(lanes)), [])
     keys = lanes.user if grouping == "user" else lanes.priority
@@ -144,17 +145,20 @@ def arrange_rows(lanes: LaneRows, users: list[str], grouping: Grouping, folded: 
         title = (users[key] or "no user") if grouping == "user" else f"priority {key}"
         members = order[start:end]
         groups.append(Group(key, title, members, int(lanes.running[members].sum()), key in folded))
-        rows.append(np.array([-1 - number]))
+        rows.append(np.full(heading, -1 - number))
         if key not in folded:
             rows.append(members)
     return RowList(np.concatenate(rows) if rows else np.zeros(0, dtype=np.intp), groups)
 
 
-def busy_place(lanes: LaneRows, time: float | None) -> int | None:
+def busy_place(lanes: LaneRows, model: Lanes, time: float | None) -> int | None:
     """The newest lane that ran: at a moment, or, None, that runs; None: there is none."""
-    busy = lanes.running if time is None else (lanes.arrival <= time) & ~(lanes.finished < time)
-    places = np.flatnonzero(busy)
-    return int(places[-1]) if len(places) else None
+    if time is None:
+        places = np.flatnonzero(lanes.running)
+    else:
+        spans = model.spans(lanes.number, time, time)
+        places = spans.row[~np.isin(spans.kind, list(WAITS))]
+    return int(places.max()) if len(places) else None
 
 
 def time_label(seconds: float, step: float, zero: str) -> str:
