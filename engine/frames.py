@@ -9,7 +9,7 @@ from engine.messages import MAX_FRAME_RECORDS, Frame
 
 
 class FrameStream:
-    """At most one frame is unacknowledged. What piles up meanwhile goes into the next; past ``MAX_FRAME_RECORDS`` it is
+    """At most one frame of a run is unacknowledged. What piles up meanwhile goes into the next; past ``MAX_FRAME_RECORDS`` it is
     dropped, and the next frame carries the state instead. ``keyframe`` gives the state after the last record added.
     """
 
@@ -22,10 +22,12 @@ class FrameStream:
         self._acknowledged = 0
 
     def begin(self, keyframe: Callable[[], Keyframe]) -> None:
-        """Another run from here on, whose state the next frame brings; of the one before nothing more is told."""
+        """Another run from here on, whose state the next frame brings, at once whatever is unacknowledged; of the run
+        before nothing more is told."""
         self._keyframe = keyframe
         self._records.clear()
         self._state_wanted = True
+        self._acknowledged = self._sent
 
     def add(self, record: StepRecord) -> None:
         if self._state_wanted:

@@ -13,9 +13,21 @@ from app.engine_bridge import EngineBridge
 from app.frame_pacer import FramePacer
 from engine.client import EngineDied
 from engine.config import EngineConfig
-from engine.messages import AckFrame, AddRequest, ChatMessage, Loading, Output
+from engine.messages import (
+    AckFrame,
+    AddRequest,
+    ChatMessage,
+    CompareDone,
+    ComparePlan,
+    CompareProgress,
+    Loading,
+    Output,
+    Variant,
+)
+from engine.recording import RunReader
 from engine.request import SamplingParams
 from engine.run_state import RunState
+from engine.workload import EngineOptions, Workload
 from tests.app.conftest import active_timers
 from tests.app.scripted import ScriptedClient
 
@@ -234,3 +246,117 @@ def test_a_load_that_fails_is_no_death(real_bridge: EngineBridge, qtbot) -> None
     [failure] = heard.of("load_failed")
     assert "/nowhere/at/all" in failure.message
     assert heard.of("died") == []
+
+
+# Pausing, comparing, recording ---------------------------------------------------------------------------------------
+
+
+def small_plan() -> ComparePlan:
+    variants = [Variant("vllm", EngineOptions())]
+    return ComparePlan("t", "", EngineOptions(), variants, "vllm", [Workload("w", [])], [None])
+
+
+def test_a_pause_is_told_once_the_engine_confirms_it(bridge, client, qtbot) -> None:
+    make_ready(bridge, client, qtbot)
+    told: list[bool] = []
+    bridge.paced.connect(told.append)
+    bridge.set_paused(True)
+    assert not bridge.paused and told == []
+    qtbot.waitUntil(lambda: bridge.paused)
+    bridge.set_paused(True)
+    request = bridge.add_request(params=SamplingParams(max_tokens=4), prompt_tokens=10, priority=3)
+    qtbot.waitUntil(lambda: request in bridge.run_state.requests)
+    bridge.set_priority(request, 1)
+    qtbot.waitUntil(lambda: bridge.run_state.requests[request].priority == 1)
+    assert client.step() == 0 and bridge.run_state.totals.steps == 0
+    bridge.step_once()
+    qtbot.waitUntil(lambda: bridge.run_state.totals.steps == 1)
+    bridge.set_paused(False)
+    qtbot.waitUntil(lambda: not bridge.paused)
+    assert told == [True, False]
+    assert client.step() == 1
+
+
+def test_nothing_runs_while_the_engine_pauses(bridge, client, qtbot) -> None:
+    make_ready(bridge, client, qtbot)
+    bridge.add_request(params=SamplingParams(max_tokens=40), prompt_tokens=10)
+    client.step(3)
+    bridge.set_paused(True)
+    qtbot.waitUntil(lambda: bridge.paused)
+    qtbot.wait(120)
+    frames: list[None] = []
+    bridge.stepped.connect(lambda: frames.append(None))
+    qtbot.wait(120)
+    assert frames == [] and active_timers(bridge) == []
+
+
+def test_a_pause_ends_with_the_engine(bridge, client, qtbot) -> None:
+    make_ready(bridge, client, qtbot)
+    told: list[bool] = []
+    bridge.paced.connect(told.append)
+    for end in (lambda: client.die("gone"), bridge.restart):
+        bridge.set_paused(True)
+        qtbot.waitUntil(lambda: bridge.paused)
+        end()
+        qtbot.waitUntil(lambda: not bridge.paused)
+        bridge.start(EngineConfig())
+        client.ready()
+        qtbot.waitUntil(lambda: bridge.state == "ready")
+    assert told == [True, False, True, False]
+
+
+def test_a_comparison_is_followed_and_who_comes_meanwhile_is_answered_after_it(bridge, client, qtbot) -> None:
+    make_ready(bridge, client, qtbot)
+    heard = Heard(bridge)
+    done: list[CompareDone] = []
+    bridge.compare_done.connect(done.append)
+    running = bridge.add_request(params=SamplingParams(max_tokens=4), prompt_tokens=10)
+    bridge.compare(small_plan())
+    qtbot.waitUntil(lambda: bridge.comparing)
+    later = bridge.add_request(params=SamplingParams(max_tokens=4), prompt_tokens=10)
+    client.run_comparison(CompareProgress(0, 1, "vllm", None, 1, 2))
+    qtbot.waitUntil(lambda: len(heard.tokens.get(running, [])) == 4)
+    assert later not in heard.tokens and client.step() == 0
+    client.end_comparison(b"{}")
+    qtbot.waitUntil(lambda: not bridge.comparing)
+    assert done == [CompareDone(b"{}")] and bridge.run_state.step == 0
+    client.step(5)
+    qtbot.waitUntil(lambda: len(heard.tokens.get(later, [])) == 4)
+
+
+def test_every_comparison_that_is_asked_for_is_told_to_be_over(bridge, client, qtbot) -> None:
+    done: list[CompareDone] = []
+    bridge.compare_done.connect(done.append)
+    bridge.compare(small_plan())
+    qtbot.waitUntil(lambda: len(done) == 1)
+    assert "not ready (stopped)" in done[0].error
+    make_ready(bridge, client, qtbot)
+    bridge.compare(small_plan())
+    qtbot.waitUntil(lambda: bridge.comparing)
+    client.die("The engine was ended by SIGKILL.")
+    qtbot.waitUntil(lambda: len(done) == 2)
+    assert "SIGKILL" in done[1].error and not bridge.comparing
+    make_ready(bridge, client, qtbot)
+    bridge.compare(small_plan())
+    bridge.restart()
+    assert len(done) == 3 and done[2].result == b"" and not bridge.comparing
+    client.ready()
+    qtbot.waitUntil(lambda: bridge.state == "ready")
+    bridge.restart()
+    assert len(done) == 3
+
+
+def test_a_run_is_recorded_and_a_failure_is_told(bridge, client, qtbot, tmp_path) -> None:
+    make_ready(bridge, client, qtbot)
+    told: list[str] = []
+    bridge.recording_failed.connect(told.append)
+    path = tmp_path / "run.batchscope"
+    bridge.record(str(path), 2**22)
+    bridge.add_request(params=SamplingParams(max_tokens=9), prompt_tokens=10)
+    client.step(9)
+    qtbot.waitUntil(lambda: bridge.run_state.totals.finished == 1)
+    reader = RunReader(path)
+    assert reader.state_at(reader.last_step).keyframe() == bridge.run_state.keyframe()
+    reader.close()
+    bridge.record(str(tmp_path), 2**22)
+    qtbot.waitUntil(lambda: len(told) == 1)

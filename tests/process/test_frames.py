@@ -99,6 +99,23 @@ def test_past_the_limit_the_state_replaces_the_records_and_costs_nothing_meanwhi
     assert ([r.step for r in after.records], after.keyframe) == ([engine.steps], None)
 
 
+def test_another_run_begins_at_once_with_its_state() -> None:
+    engine, other = Engine(), Engine()
+    engine.step()
+    assert engine.stream.next_frame() is not None
+    engine.step()
+    engine.stream.begin(other.keyframe)
+    frame = engine.stream.next_frame()
+    assert frame is not None and (frame.number, frame.records) == (2, [])
+    assert frame.keyframe is not None and frame.keyframe.step == 0
+    engine.stream.acknowledge(1)
+    engine.stream.add(record(1))
+    assert engine.stream.next_frame() is None
+    engine.stream.acknowledge(2)
+    after = engine.stream.next_frame()
+    assert after is not None and ([r.step for r in after.records], after.keyframe) == ([1], None)
+
+
 def test_an_acknowledgement_from_the_future_or_the_past_opens_nothing() -> None:
     engine = Engine()
     engine.stream.acknowledge(50)
