@@ -9,8 +9,9 @@ from engine.messages import MAX_FRAME_RECORDS, Frame
 
 
 class FrameStream:
-    """At most one frame of a run is unacknowledged. What piles up meanwhile goes into the next; past ``MAX_FRAME_RECORDS`` it is
-    dropped, and the next frame carries the state instead. ``keyframe`` gives the state after the last record added.
+    """At most one frame of a run is unacknowledged. What piles up meanwhile goes into the next; past
+    ``MAX_FRAME_RECORDS`` it is dropped, and the next frame carries the state instead. ``keyframe`` gives the state
+    after the last record added.
     """
 
     def __init__(self, keyframe: Callable[[], Keyframe]) -> None:
