@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QSize, Signal
+from PySide6.QtCore import QSize, QThreadPool, Signal
 from PySide6.QtGui import QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QSizePolicy, QVBoxLayout, QWidget
 
@@ -28,8 +28,10 @@ from app.lab.compare_model import (
 from app.lab.compare_progress import CompareClock, progress_sentence, progress_share
 from app.lab.compare_results import CompareResults
 from app.lab.compare_view import sentence
+from app.lab.recorded_load import RecordedLoad, RecordedReading
 from app.lab.scroll_column import ScrollColumn
 from app.lab.sides import Sides
+from app.run_files import SUFFIX
 from app.theme import SPACING, Theme
 from app.widgets import Card, button, label
 from app.words import count
@@ -39,16 +41,16 @@ from engine.workload import Scenario, WorkloadError, list_scenarios, load_scenar
 
 if TYPE_CHECKING:
     from app.engine_bridge import EngineBridge
-    from app.lab.recorded_load import RecordedLoad
     from app.selection import Selection
 
 THE_LOAD = "the load panel's"
 """Among the workloads, by their keys."""
-RUN_SUFFIX = ".batchscope"
 WIDE = 880
 """Logical pixels from which on the result stands beside the form."""
 FORM_WIDTH = 340
 PROGRESS_PARTS = 1000
+RECORDED_KEPT = 6
+"""Recorded runs that are offered; the oldest go first."""
 WorkloadSource = Callable[[], "tuple[str, Build] | None"]
 """Title, and workload by seed, of what another panel has in its fields; None: nothing that could be run."""
 CHATS_WAIT = "Chats that are sent meanwhile wait until it is over."
@@ -58,6 +60,7 @@ class ComparePanel(Card):
     """Everything of a comparison in one card. ``finished`` carries a result, also of one that was cut short."""
 
     finished = Signal(dict)
+    _recording_read = Signal(object)
 
     def __init__(self, bridge: EngineBridge, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
         self._headline = label("", "muted")
@@ -73,6 +76,9 @@ class ComparePanel(Card):
         self._beside: RecordedLoad | None = None
         """The recorded run that its result will stand beside."""
         self._progress_clock = CompareClock()
+        self._pool = QThreadPool(self)
+        """Its destruction waits for what is being read."""
+        self._recording_read.connect(self._take_recording)
         self.setAcceptDrops(True)
         self._build(theme)
         self._fill_sources()
@@ -171,20 +177,27 @@ class ComparePanel(Card):
         self._source_changed()
 
     def compare_recording(self, path: str, from_step: int | None = None) -> None:
-        """Offer the requests of a run file, from a step on, to be run again beside what was recorded."""
-        from app.lab.recorded_load import RecordedLoad
-
-        self.column.verticalScrollBar().setValue(0)
-        self._show_faults([])
-        try:
-            recorded = RecordedLoad.read(path, from_step)
-        except ValueError as error:
-            self._show_faults([str(error)])
+        """Offer the requests of a run file, those from a step on, to be run again beside what was recorded."""
+        if self._plan is not None:
+            self._show_faults(["A comparison goes on: cancel it, or wait for its end, to run something else again."])
             return
-        self._recorded[recorded.key] = recorded
-        self._add_load(recorded.key, recorded.load)
-        self.source.setCurrentIndex(self.source.findData(recorded.key))
-        self._source_changed()
+        self._show_faults([])
+        self.status.setText("Reading the recorded run …")
+        self._pool.start(RecordedReading(path, from_step, self._recording_read.emit))
+
+    def _take_recording(self, read: RecordedLoad | str) -> None:
+        self.status.setText("")
+        if isinstance(read, str):
+            self._show_faults([read])
+        elif self._plan is None:
+            self._recorded[read.key] = read
+            while len(self._recorded) > RECORDED_KEPT:
+                oldest = next(iter(self._recorded))
+                del self._recorded[oldest], self._loads[oldest]
+                self.source.removeItem(self.source.findData(oldest))
+            self._add_load(read.key, read.load)
+            self.source.setCurrentIndex(self.source.findData(read.key))
+            self._source_changed()
 
     @property
     def load(self) -> CompareLoad | None:
@@ -237,6 +250,9 @@ class ComparePanel(Card):
         remarks = plan_remarks(plan, bridge.config, info)
         if bridge.paused:
             remarks.append("The engine pauses; it runs on for the comparison.")
+        recorded = self._recorded.get(self.source.currentData())
+        if recorded is not None and recorded.model != info.name:
+            remarks.append(f"It was recorded with {recorded.model}, and runs again with {info.name}.")
         return " ".join([summary, *remarks]), True
 
     # Running -----------------------------------------------------------------------------------------------------
@@ -329,7 +345,7 @@ class ComparePanel(Card):
     def dropEvent(self, event: QDropEvent) -> None:
         """A saved result is shown; a run file is offered to be run again."""
         path = _dropped_file(event)
-        if path.endswith(RUN_SUFFIX):
+        if path.endswith(SUFFIX):
             self.compare_recording(path)
         elif path:
             self.results.open(path)

@@ -27,9 +27,8 @@ from engine.comparison import (
     variants_of,
     waste_of,
 )
+from engine.recorded_run import VARIANT as RECORDED
 
-RECORDED = "recorded"
-"""The variant's name of a run that was not made by the comparison but read from a run file."""
 CHARTED = (
     "request_throughput",
     "output_throughput",
@@ -74,14 +73,15 @@ class Row:
 
 
 class ComparedResult:
-    """One result against one baseline; None: the one it was made with."""
+    """One result against one baseline; None: the recorded run where there is one, else the one it was made with."""
 
     def __init__(self, result: Result, baseline: str | None = None) -> None:
         self.plain = result
         """As ``compare --json`` writes it."""
         self.variants = variants_of(result)
         self.seeds: list[int | None] = list(dict.fromkeys(run["seed"] for run in result["runs"]))
-        self.baseline: str = baseline or result["baseline"]
+        made_with = RECORDED if RECORDED in self.variants else result["baseline"]
+        self.baseline: str = baseline or made_with
         own = self.baseline == result["baseline"]
         self.ratios = result["ratios"] if own else ratios_to(result["runs"], self.baseline)
 
@@ -128,9 +128,9 @@ class ComparedResult:
         plain = {
             **self.plain,
             "variants": [{"name": RECORDED, "options": {}}, *self.plain["variants"]],
-            "runs": [*recorded, *self.plain["runs"]],
+            "runs": [*self.plain["runs"], *recorded],
         }
-        return ComparedResult(plain, RECORDED)
+        return ComparedResult(plain)
 
     def faults(self) -> list[str]:
         """What keeps this result from being whole, a sentence each."""

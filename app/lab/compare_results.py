@@ -21,7 +21,8 @@ from engine.comparison import ComparisonError, Run, load_comparison, read_compar
 from engine.output_files import OutputFailure, write_target
 
 KEPT = 12
-"""Results that can be shown again; the oldest go first."""
+KEPT_BYTES = 64 * 2**20
+"""Results that can be shown again, as JSON, and all of them together; the oldest go first, the newest stays."""
 EMPTY = (
     "Compare disciplines on one workload: tick two or more, press Compare, and see their timelines on one axis, "
     "their figures and how far they are apart. Or open a result that was saved; it can be dropped here, too."
@@ -35,8 +36,10 @@ class CompareResults(QWidget):
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.kept: list[ComparedResult] = []
-        """Newest first."""
+        self.kept: list[bytes] = []
+        """Newest first, as JSON: some ten times smaller than what is made of it."""
+        self._rates: dict[str, float] = {}
+        """Tokens per second of the newest result of each model, the mean of its runs."""
         self.recent = Choice("Results of this session", theme)
         self.recent.currentIndexChanged.connect(self._recent_chosen)
         self.open_button = button("Open…", accessible="Open a saved result")
@@ -66,27 +69,25 @@ class CompareResults(QWidget):
         return self.view.result
 
     def tokens_per_second(self, model: str) -> float | None:
-        """How many tokens a second, prompt and output, the newest result of this model's computed; None: not known."""
-        for result in self.kept:
-            rates = [run["total_token_throughput"] for run in result.own_runs if run["model_id"] == model]
-            measured = [rate for rate in rates if rate]
-            if measured:
-                return sum(measured) / len(measured)
-        return None
+        """How many tokens a second, prompt and output, the newest result of this model computed; None: not known."""
+        return self._rates.get(model)
 
     # Results -----------------------------------------------------------------------------------------------------
 
     def add(self, result: ComparedResult, name: str = "") -> None:
         """Show a result, and keep it for the session."""
         title = name or f"{result.title} · {datetime.now():%H:%M}"
-        self.kept.insert(0, result)
+        self.kept.insert(0, msgspec.json.encode(result.plain))
         blocked = self.recent.blockSignals(True)
         self.recent.insertItem(0, f"{title} · {count(len(result.variants), 'variant')}")
-        while len(self.kept) > KEPT:
+        while len(self.kept) > 1 and (len(self.kept) > KEPT or sum(map(len, self.kept)) > KEPT_BYTES):
             self.kept.pop()
             self.recent.removeItem(len(self.kept))
         self.recent.setCurrentIndex(0)
         self.recent.blockSignals(blocked)
+        rates = [rate for run in result.own_runs if (rate := run["total_token_throughput"])]
+        if rates:
+            self._rates[result.own_runs[0]["model_id"]] = sum(rates) / len(rates)
         self._show(result)
 
     def add_bytes(self, data: bytes, recorded: Run | None = None) -> ComparedResult:
@@ -102,7 +103,7 @@ class CompareResults(QWidget):
 
     def _recent_chosen(self, index: int) -> None:
         if 0 <= index < len(self.kept):
-            self._show(self.kept[index])
+            self._show(ComparedResult(msgspec.json.decode(self.kept[index])))
 
     def _show(self, result: ComparedResult) -> None:
         self.view.show_result(result)

@@ -332,3 +332,80 @@ def test_everything_has_a_name_for_a_screen_reader(bench: Bench) -> None:
     widgets += [view.timelines.plot, view.save_button, view.report_button, view.copy_button]
     for widget in widgets:
         assert widget.accessibleName()
+
+
+# Run again -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def recording(bench: Bench, tmp_path: Path) -> Path:
+    """A run of five requests, two of them urgent, as the window records it."""
+    path = tmp_path / "evening.batchscope"
+    bench.bridge.record(str(path), 2**26)
+    for number in range(5):
+        bench.bridge.add_request(
+            params=SamplingParams(max_tokens=20 + 5 * number), prompt_tokens=30, priority=number % 2, user="ann"
+        )
+        bench.client.step(7)
+    bench.client.step(1000)
+    bench.bridge.record("", 0)
+    return path
+
+
+def test_a_recorded_run_runs_again_beside_the_original(
+    bench: Bench, recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    panel = bench.panel
+    panel.compare_recording(str(recording))
+    bench.wait_for(lambda: panel.load is not None and not panel.load.seeded)
+    assert "recorded run" in panel.watch.text() and "5 requests each" in panel.notice.text()
+    assert not panel.form.seeds.isVisibleTo(panel)
+    panel.form.disciplines.tick(("static",))
+    assert panel.start_button.isEnabled(), "one variant will do beside the recorded one"
+    plan = bench.start()
+    requests = plan.workloads[0].requests
+    assert [r.output_tokens for r in requests] == [20, 25, 30, 35, 40]
+    assert [r.priority for r in requests] == [0, 1, 0, 1, 0] and {r.user for r in requests} == {"ann"}
+    assert plan.options.said()["token_budget"] == 64, "under the knobs it was recorded with"
+    bench.end(compare_now(monkeypatch, plan))
+    shown = panel.results.result
+    assert shown.variants == ["recorded", "static"] and shown.baseline == "recorded"
+    bands = panel.results.view.timelines.plot.model.bands
+    assert [(band.variant, len(band.lanes)) for band in bands] == [("recorded", 5), ("static", 5)]
+    rows = {row.label: [cell.text for cell in row.cells] for row in shown.rows()}
+    recorded = shown.runs_of_seed(shown.seeds[0])[0]
+    assert rows["duration"][0] == f"{recorded['duration']:,.1f} s"
+    assert (recorded["completed"], recorded["total_output_tokens"]) == (5, 150)
+
+
+def test_a_result_beside_a_recorded_run_can_be_saved_and_opened(
+    bench: Bench, recording: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    panel = bench.panel
+    panel.compare_recording(str(recording))
+    bench.wait_for(lambda: panel.load is not None and not panel.load.seeded)
+    plan = bench.start()
+    bench.end(compare_now(monkeypatch, plan))
+    panel.results.save(str(tmp_path / "again.json"))
+    assert panel.results.open(str(tmp_path / "again.json"))
+    assert panel.results.result.variants[0] == panel.results.result.baseline == "recorded"
+    panel.results.save_report(str(tmp_path / "again.html"))
+    assert "recorded" in (tmp_path / "again.html").read_text()
+
+
+def test_only_what_came_from_a_step_on_runs_again(bench: Bench, recording: Path) -> None:
+    panel = bench.panel
+    panel.compare_recording(str(recording), from_step=25)
+    bench.wait_for(lambda: panel.load is not None and not panel.load.seeded)
+    assert "from step 25 on" in panel.source.currentText()
+    assert 1 <= len(bench.start().workloads[0].requests) < 5
+    panel.compare_recording(str(recording))
+    assert "goes on" in panel.faults.text()
+
+
+def test_a_run_file_that_cannot_be_read_is_said(bench: Bench, tmp_path: Path) -> None:
+    path = tmp_path / "odd.batchscope"
+    path.write_bytes(b"nothing of a run")
+    bench.panel.compare_recording(str(path))
+    bench.wait_for(lambda: bench.panel.faults.isVisibleTo(bench.panel))
+    assert "odd.batchscope" in bench.panel.faults.text()
