@@ -14,7 +14,7 @@ from app.scope.panel import START_SOMETHING, ScopePanel, ScopeSource
 from app.scope.priorities import MOST, Standing, priority_between
 from app.scope.queue_model import BLOCKS, PRIORITY, STATE, TOKENS, USER, WAIT, WHY, QueueModel
 from app.scope.reasons import MOST_LISTED, WAITING_PHASES, Queue, QueueRow, queue_of
-from app.scope.tables import ROW_HEIGHT, ROW_MARGIN, TopDelegate, make_table, stacked
+from app.scope.tables import TopDelegate, WrappedRows, make_table, stacked
 from app.scope.waits import wait_words
 from app.selection import Selection
 from app.theme import SPACING, Theme
@@ -32,8 +32,6 @@ FOOT_PIXELS = 420
 """From here on the field for the priority is beside the sentence, else below it."""
 PATIENCE = 50
 """Steps after which a priority is no longer expected to come: the engine may be some ahead of what is shown."""
-MOST_FITTED = 64
-"""Of more rows only those that are seen are made as high as their reasons."""
 
 
 class QueuePanel(ScopePanel):
@@ -57,7 +55,6 @@ class QueuePanel(ScopePanel):
         self.model.setParent(self)
         self._build_table()
         self.priority.valueChanged.connect(self._priority_typed)
-        self._heights: dict[tuple[int, str], int] = {}
         self._asked: dict[int, int] = {}
         """For each priority that is pending, the step after which it was asked for."""
         self._summary = self.add_figure()
@@ -83,6 +80,7 @@ class QueuePanel(ScopePanel):
         table.setModel(self.model)
         table.setWordWrap(True)
         table.setItemDelegate(TopDelegate(table))
+        self._wrapped = WrappedRows(table, WHY)
         table.setDragDropMode(QAbstractItemView.DragDropMode.InternalMove)
         table.setDragDropOverwriteMode(False)
         table.setDropIndicatorShown(True)
@@ -247,26 +245,7 @@ class QueuePanel(ScopePanel):
 
     def _fit_rows(self) -> None:
         """A waiting request's row is as high as its whole reason needs; a running one's is a line."""
-        table, rows = self.table, self.model.rows
-        header, bottom = table.verticalHeader(), table.viewport().height()
-        width = table.columnWidth(WHY) - 8
-        few = len(rows) <= MOST_FITTED
-        if len(self._heights) > 2000:
-            self._heights.clear()
-        for place in range(0 if few else max(0, table.rowAt(0)), len(rows)):
-            if not few and table.rowViewportPosition(place) > bottom:
-                break
-            row = rows[place]
-            height = self._height_of(row.why, width) if row.phase in WAITING_PHASES else ROW_HEIGHT
-            if header.sectionSize(place) != height:
-                header.resizeSection(place, height)
-
-    def _height_of(self, text: str, width: int) -> int:
-        height = self._heights.get((width, text))
-        if height is None:
-            box = self.table.fontMetrics().boundingRect(0, 0, max(40, width), 10_000, Qt.TextFlag.TextWordWrap, text)
-            height = self._heights[(width, text)] = max(ROW_HEIGHT, box.height() + 2 * ROW_MARGIN)
-        return height
+        self._wrapped.fit([row.why if row.phase in WAITING_PHASES else "" for row in self.model.rows])
 
     # Selecting ---------------------------------------------------------------------------------------------------
 

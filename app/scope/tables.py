@@ -155,6 +155,40 @@ class TopDelegate(QStyledItemDelegate):
         super().paint(painter, option, index)
 
 
+class WrappedRows:
+    """Makes rows as high as the words of one column need. Of many rows only those that are seen: each is measured."""
+
+    MOST = 64
+    KEPT = 2000
+
+    def __init__(self, table: Table, column: int) -> None:
+        self._table = table
+        self._column = column
+        self._heights: dict[tuple[int, str], int] = {}
+
+    def fit(self, texts: Sequence[str]) -> None:
+        """texts: of each row; an empty one needs a line."""
+        table = self._table
+        header, bottom = table.verticalHeader(), table.viewport().height()
+        width = table.columnWidth(self._column) - 8
+        few = len(texts) <= self.MOST
+        if len(self._heights) > self.KEPT:
+            self._heights.clear()
+        for place in range(0 if few else max(0, table.rowAt(0)), len(texts)):
+            if not few and table.rowViewportPosition(place) > bottom:
+                break
+            height = self._height_of(texts[place], width) if texts[place] else ROW_HEIGHT
+            if header.sectionSize(place) != height:
+                header.resizeSection(place, height)
+
+    def _height_of(self, text: str, width: int) -> int:
+        height = self._heights.get((width, text))
+        if height is None:
+            box = self._table.fontMetrics().boundingRect(0, 0, max(40, width), 10_000, Qt.TextFlag.TextWordWrap, text)
+            height = self._heights[(width, text)] = max(ROW_HEIGHT, box.height() + 2 * ROW_MARGIN)
+        return height
+
+
 def make_table(name: str, parent: QWidget | None = None) -> Table:
     """A table of whole rows with nothing around it; its last column takes the room that is left."""
     table = Table(parent)
