@@ -34,6 +34,8 @@ class Dock(QDockWidget):
     """A dock that draws a card; the card's title line is its handle. A right click on it offers more."""
 
     resized_by_hand = Signal()
+    menu_opens = Signal(QMenu)
+    """The menu of the title line, for others to add to."""
 
     def __init__(self, name: str, title: str, content: QWidget, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(title, parent)
@@ -67,6 +69,8 @@ class Dock(QDockWidget):
         float_action = menu.addAction("Dock" if self.isFloating() else "Float")
         float_action.triggered.connect(lambda: self.setFloating(not self.isFloating()))
         menu.addAction("Hide").triggered.connect(self.close)
+        menu.addSeparator()
+        self.menu_opens.emit(menu)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.popup(self.titleBarWidget().mapToGlobal(position))
 

@@ -5,6 +5,7 @@ What the docks show is made elsewhere; the model page lies over them while there
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,8 @@ from app.chat.workspace import ChatWorkspace
 from app.docks import ArrangementName
 from app.engine_bridge import EngineBridge
 from app.hold_notice import HoldNotice
+from app.lab.compare_panel import ComparePanel
+from app.lab.knobs_panel import KnobsPanel
 from app.lab.load_panel import LoadPanel
 from app.launch_guard import LaunchGuard
 from app.notices import DeathBanner, ModelPage
@@ -85,11 +88,19 @@ class MainWindow(ScopeWindow):
         bridge, theme, selection = self.bridge, self.theme, self.selection
         self.chat = ChatWorkspace(bridge, theme, selection, store_path, self)
         self.load_panel = LoadPanel(bridge, theme, selection, self)
+        self.compare_panel = ComparePanel(bridge, theme, selection, self)
+        self.knobs_panel = KnobsPanel(self.source, theme, self)
+        self.knobs_panel.wanted.connect(bridge.reconfigure)
+        self.panels["knobs"] = self.knobs_panel
+        self.panels["steptime"].processes = lambda: {"engine": bridge.engine_pid, "window": os.getpid()}
+        self.panels["steptime"].device = lambda: bridge.info.device if bridge.info is not None else "cpu"
+        self.panels["queue"].priority_wanted.connect(bridge.set_priority)
         self.build_docks(
             {
                 "chats": ("Chats", self.chat.list_panel),
                 "chat": ("Chat", self.chat.chat_panel),
                 "load": ("Load", self.load_panel),
+                "compare": ("Compare", self.compare_panel),
             }
         )
 
@@ -115,7 +126,8 @@ class MainWindow(ScopeWindow):
     def _build_time(self, runs_folder: Path | None) -> None:
         bridge, bar = self.bridge, self.time_bar
         self.recording = RecordingControl(bridge, self.travel, runs_folder, self.settings, self)
-        self.recording.said.connect(self._say)
+        self.recording.said.connect(self.say)
+        self.recording.fork_wanted.connect(self._run_again)
         bar.row.addWidget(self.recording.button)
         bar.pause_wanted.connect(bridge.set_paused)
         bar.step_wanted.connect(self._step_once)
@@ -170,8 +182,10 @@ class MainWindow(ScopeWindow):
 
     def _config_changed(self) -> None:
         self.source.scheduler = self.bridge.config.scheduler
+        self.knobs_panel.show_anew()
 
     def _scheduler_refused(self, message: str) -> None:
+        self.knobs_panel.refused(message)
         self.notice.say(f"The scheduler stays as it is: {message}.", is_error=True, action=("Close", lambda: None))
 
     def choose_folder(self) -> None:
@@ -258,7 +272,15 @@ class MainWindow(ScopeWindow):
         elif self.bridge.paused:
             self.bridge.step_once()
         else:
-            self._say("The engine runs: pause it (F8) to take single steps.", False)
+            self.say("The engine runs: pause it (F8) to take single steps.", False)
+
+    def _run_again(self) -> None:
+        """Offer what was recorded, from the shown step on, to be run under other knobs."""
+        if (reader := self.travel.reader()) is None:
+            self.say("There is no run to run again: load a model and let it do something first.", True)
+            return
+        self.reveal("compare")
+        self.compare_panel.compare_recording(str(reader.path), self.source.last_step)
 
     def _comparing(self, _progress: object) -> None:
         if self.travel.is_possible:
@@ -272,9 +294,6 @@ class MainWindow(ScopeWindow):
         if self.bridge.state == "ready":
             self.recording.begin_run()
             self._paced(self.bridge.paused)
-
-    def _say(self, message: str, is_error: bool) -> None:
-        self.notice.say(message, is_error=is_error, action=("Close", lambda: None), seconds=None if is_error else 8)
 
     # Layout ------------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,9 @@ from app.scope.curves import LatencyPanel, ThroughputPanel
 from app.scope.ledger import LedgerPanel
 from app.scope.occupancy import OccupancyPanel
 from app.scope.panel import ScopePanel, ScopeSource
+from app.scope.picture import add_picture_menu
 from app.scope.queue_table import QueuePanel
+from app.scope.step_time import StepTimePanel
 from app.scope.time_travel import TimeTravel
 from app.scope.timeline import TimelinePanel
 from app.selection import Selection
@@ -39,6 +41,7 @@ PANELS: dict[str, type[ScopePanel]] = {
     "blocks": BlockMapPanel,
     "throughput": ThroughputPanel,
     "latency": LatencyPanel,
+    "steptime": StepTimePanel,
     "queue": QueuePanel,
     "ledger": LedgerPanel,
     "timeline": TimelinePanel,
@@ -84,6 +87,7 @@ class ScopeWindow(QMainWindow):
             dock = self.docks[name] = Dock(name, title, content, self.theme, self)
             dock.resized_by_hand.connect(self._layout_is_the_users)
             dock.topLevelChanged.connect(self._dock_floated)
+            dock.menu_opens.connect(lambda menu, content=content: add_picture_menu(menu, content, self.say))
 
     def build_top(self, *widgets: QWidget) -> None:
         top = QWidget()
@@ -162,8 +166,12 @@ class ScopeWindow(QMainWindow):
         self.travel.show_time(time)
         self.panels["timeline"].show_time(time)
 
+    def say(self, message: str, is_error: bool) -> None:
+        """Tell the user something; what went wrong stays until it is read."""
+        self.notice.say(message, is_error=is_error, action=("Close", lambda: None), seconds=None if is_error else 8)
+
     def say_fault(self, message: str) -> None:
-        self.notice.say(message, is_error=True, action=("Close", lambda: None))
+        self.say(message, True)
 
     # Layout ------------------------------------------------------------------------------------------------------
 

@@ -68,7 +68,11 @@ class KnobRow(QWidget):
         name = label(knob.name, "muted")
         name.setMinimumWidth(96)
         self.field: Choice | NumberField
-        self.field = NumberField(knob.name) if knob.kind in ("whole", "decimal") else Choice(knob.name, theme)
+        if knob.kind in ("whole", "decimal"):
+            self.field = NumberField(knob.name)
+        else:
+            self.field = Choice(knob.name, theme)
+            self.field.setMinimumContentsLength(6)
         self.hint = label("", "muted")
         self.hint.setWordWrap(True)
         self.hint.hide()
@@ -174,11 +178,11 @@ class KnobsPanel(ScopePanel):
     def has_content(self) -> bool:
         return True
 
-    def run_moved(self) -> None:
+    def run_moved(self, *, at_once: bool = False) -> None:
         if self.knobs.in_force != self._in_force:
             self.show_anew()  # what was asked is in force: that is not to wait
         else:
-            super().run_moved()
+            super().run_moved(at_once=at_once)
 
     def refused(self, message: str) -> None:
         """The engine did not take what was asked last; its sentence stands where that was."""
@@ -267,4 +271,4 @@ def _lengths(found: BeforeAfter) -> str:
 
 
 def _sentence(message: str) -> str:
-    return message[:1].upper() + message[1:] + ("" if message.endswith(".") else ".")
+    return message if message.endswith(".") else f"{message}."
