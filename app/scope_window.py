@@ -20,6 +20,7 @@ from app.chat.notice import NoticeBar
 from app.docks import ARRANGEMENTS, ArrangementName, Dock, arrange, set_sizes
 from app.scope.block_map import BlockMapPanel
 from app.scope.curves import LatencyPanel, ThroughputPanel
+from app.scope.decisions import DecisionsPanel
 from app.scope.ledger import LedgerPanel
 from app.scope.occupancy import OccupancyPanel
 from app.scope.panel import ScopePanel, ScopeSource
@@ -44,6 +45,7 @@ PANELS: dict[str, type[ScopePanel]] = {
     "steptime": StepTimePanel,
     "queue": QueuePanel,
     "ledger": LedgerPanel,
+    "decisions": DecisionsPanel,
     "timeline": TimelinePanel,
 }
 
