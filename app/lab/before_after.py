@@ -89,8 +89,9 @@ class _Kind:
 def _line(kind: _Kind, history: RunHistory, before: tuple[float, float], after: tuple[float, float]) -> Line:
     first, second = (kind.measure(history, *stretch) for stretch in (before, after))
     ratio = None
-    if first.enough and second.enough and first.value and second.value is not None:
-        ratio = second.value / first.value
+    if first.enough and second.enough and first.value is not None and second.value is not None:
+        # What is shown as 0 is not a base: it may be a single request for the time of one step.
+        ratio = second.value / first.value if kind.text(first.value) != kind.text(0.0) else None
     cells = (_cell(figure, kind) for figure in (first, second))
     return Line(kind.name, *cells, ratio, f"{kind.tip}; of {first.samples:,} before and {second.samples:,} after")
 

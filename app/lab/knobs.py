@@ -168,7 +168,7 @@ class Knobs:
     @property
     def can_change(self) -> bool:
         """Whether there is an engine, and what is shown is its newest step."""
-        return self._source.live and self._source.moment is None
+        return self._source.live and self._source.moment is None and self._source.state.num_blocks > 0
 
     def drafters(self) -> tuple[str, ...]:
         """Values of ``speculative``: off, and who was loaded with the model."""

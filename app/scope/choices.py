@@ -33,6 +33,7 @@ class MenuChoice(QToolButton):
         self.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         set_role(self, "flat")
+        self.setStyleSheet("padding: 3px;")  # narrow docks have little room in the title line
         self._group = QActionGroup(self)
 
     @property

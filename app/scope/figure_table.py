@@ -60,7 +60,7 @@ class FigureTable(QWidget):
         ]
         plain = self.fontMetrics()
         self._names = max((plain.horizontalAdvance(r.name) + (SWATCH + 5) * bool(r.swatch) for r in rows), default=0)
-        self.setAccessibleDescription("; ".join(self._spoken(row) for row in rows))
+        self.setAccessibleDescription("; ".join(self._spoken(row) for row in rows if row.name))
         if longer:
             self.updateGeometry()
         self.update()

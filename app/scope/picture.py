@@ -10,10 +10,11 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
-from PySide6.QtCore import QPoint, QRectF, QSize, Qt
+from PySide6.QtCore import QBuffer, QIODevice, QPoint, QRectF, QSize, Qt
 from PySide6.QtGui import QGuiApplication, QPainter, QPixmap
 from PySide6.QtWidgets import QFileDialog, QMenu, QWidget
 
+from app.scope.panel import ScopePanel
 from app.widgets import Card
 
 SCALE = 2
@@ -26,15 +27,13 @@ Say = Callable[[str, bool], None]
 
 def save_picture(widget: QWidget, path: Path) -> None:
     """Writes the widget as PNG or SVG, by the ending of ``path``. OSError with a sentence where it cannot."""
-    ending = path.suffix.lower()
-    if ending == ".png":
-        saved = _pixmap(widget).save(str(path), "PNG")
-    elif ending == ".svg":
-        saved = _save_svg(widget, path)
-    else:
+    make = {".png": _png, ".svg": _svg}.get(path.suffix.lower())
+    if make is None:
         raise OSError(f"{path.name} ends neither in .png nor in .svg")
-    if not saved:
-        raise OSError(f"{path} could not be written: is there such a folder, may it be written to, is the disk full?")
+    try:
+        path.write_bytes(make(widget))
+    except OSError as error:
+        raise OSError(f"{path} could not be written: {error.strerror or error}") from error
 
 
 def copy_picture(widget: QWidget) -> None:
@@ -75,8 +74,7 @@ def _copy_and_say(widget: QWidget, say: Say) -> None:
 def picture_name(widget: QWidget) -> str:
     """``batch-occupancy-step-1204-2026-03-01-14-30-05``: what it is of, the step that it shows, when it was made."""
     title = widget.title if isinstance(widget, Card) else widget.accessibleName() or "picture"
-    source = getattr(widget, "source", None)
-    step = [f"step-{source.state.step}"] if source is not None else []
+    step = [f"step-{widget.source.state.step}"] if isinstance(widget, ScopePanel) else []
     words = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "picture"
     return "-".join([words, *step, datetime.now().strftime("%Y-%m-%d-%H-%M-%S")])
 
@@ -112,20 +110,27 @@ def _pixmap(widget: QWidget) -> QPixmap:
     return pixmap
 
 
-def _save_svg(widget: QWidget, path: Path) -> bool:
+def _png(widget: QWidget) -> bytes:
+    buffer = QBuffer()
+    buffer.open(QIODevice.OpenModeFlag.WriteOnly)
+    _pixmap(widget).save(buffer, "PNG")
+    return buffer.data().data()
+
+
+def _svg(widget: QWidget) -> bytes:
     from PySide6.QtSvg import QSvgGenerator  # seldom wanted, and a library of its own
 
     parts = _parts(widget)
     size = _size(parts)
+    buffer = QBuffer()
     # The older profile of the format cuts nothing off at the edges of a plot.
     generator = QSvgGenerator(QSvgGenerator.SvgVersion.Svg11)
-    generator.setFileName(str(path))
+    generator.setOutputDevice(buffer)
     generator.setSize(size)
     generator.setViewBox(QRectF(0, 0, size.width(), size.height()))
     generator.setTitle(widget.title if isinstance(widget, Card) else widget.accessibleName())
     generator.setResolution(96)
-    painter = QPainter()
-    if not painter.begin(generator):
-        return False
+    painter = QPainter(generator)
     _paint(painter, parts)
-    return painter.end()
+    painter.end()
+    return buffer.data().data()
