@@ -42,8 +42,9 @@ class RecordedRequest:
     token_times: list[float] = field(default_factory=list)
     """When its client got each output token; without those from before the recording."""
     earlier_tokens: int = 0
-    """How many it had when the recording begins."""
-    first_token: float | None = None
+    """How many it had when the recording begins, and how many came in gaps of it."""
+    earlier_first_token: float | None = None
+    """When the first of those came."""
     cached_tokens: int = 0
     preemptions: int = 0
     ended_step: int | None = None
@@ -55,6 +56,10 @@ class RecordedRequest:
     @property
     def output_tokens(self) -> int:
         return self.earlier_tokens + len(self.token_times)
+
+    @property
+    def first_token(self) -> float | None:
+        return self.earlier_first_token or (self.token_times[0] if self.token_times else None)
 
 
 class RequestLog:
@@ -84,7 +89,7 @@ class RequestLog:
                 known = self.open[request.request_id] = RecordedRequest(request.request_id, request.arrival_time, 0)
                 known.prompt_tokens, known.max_tokens = request.prompt_tokens, request.max_tokens
                 known.priority, known.user, known.parent = request.priority, request.user, request.parent
-                known.first_token = request.first_token_time
+                known.earlier_first_token = request.first_token_time
             known.admitted = request.admitted_time
             known.cached_tokens, known.preemptions = request.cached_tokens, request.preemptions
             known.earlier_tokens = request.output_tokens - len(known.token_times)
@@ -105,8 +110,6 @@ class RequestLog:
             request = self.open.get(request_id) if new else None
             if request is None:
                 continue
-            if request.first_token is None:
-                request.first_token = ended_at
             if self._withholds:
                 self._withheld[request_id] = self._withheld.get(request_id, 0) + new
             else:

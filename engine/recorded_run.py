@@ -158,8 +158,8 @@ def recorded_result(reader: RunReader, from_step: int | None = None) -> dict[str
 
 def _timeline(request: RecordedRequest, start: float) -> RequestTimeline:
     times = [time - start for time in request.token_times]
-    if request.earlier_tokens and request.first_token is not None:
-        times = [request.first_token - start, *times]  # of those before the recording only the first is known
+    if request.earlier_first_token is not None:
+        times = [request.earlier_first_token - start, *times]  # of those before the recording only the first is known
     timeline = RequestTimeline(request.arrival - start, request.priority, request.user, request.prompt_tokens)
     timeline.sent = timeline.scheduled
     timeline.admitted = None if request.admitted is None else request.admitted - start
