@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from PySide6.QtCore import QEvent, QRectF, Qt
-from PySide6.QtGui import QPainter, QPen
+from PySide6.QtCore import QEvent
+from PySide6.QtGui import QPainter
 from PySide6.QtWidgets import QToolTip, QWidget
 
 from app.scope.changes import KnobChange
 from app.scope.plot import Plot, Tick
-from app.theme import Theme, readable
+from app.theme import Theme
 
 SHORTEST_SECONDS = 5.0
 """What the time axis shows at least; it grows with the run up to the chosen window."""
@@ -62,23 +62,7 @@ class MarkedPlot(Plot):
 
     def paint_marks(self, painter: QPainter) -> None:
         """The lines, and the labels of as many as there is room for, the newest first."""
-        area, theme = self.area, self.theme
-        painter.setPen(QPen(theme.accent, 1, Qt.PenStyle.DashLine))
-        xs = [round(self.x_pixel(mark.x)) for mark in self.marks]
-        for x in xs:
-            painter.drawLine(x, area.top(), x, area.bottom())
-        free = area.right() + 1
-        height = self.metrics.height()
-        for mark, x in zip(reversed(self.marks), reversed(xs), strict=True):
-            text = self.metrics.elidedText(mark.label, Qt.TextElideMode.ElideRight, max(0, area.width() - 12))
-            width = self.advance(text) + 6
-            left = x + 1 if x + 1 + width <= free else x - width
-            if left < area.left() or left + width > free:
-                continue
-            painter.fillRect(QRectF(left, area.top(), width, height), theme.card)
-            painter.setPen(readable(theme.accent, theme))
-            painter.drawText(left + 3, area.top() + self.metrics.ascent(), text)
-            free = min(left, x)
+        self.paint_labelled_lines(painter, [(mark.x, mark.label) for mark in self.marks])
 
     def event(self, event: QEvent) -> bool:
         if event.type() == QEvent.Type.ToolTip:

@@ -175,7 +175,7 @@ class Plot(QWidget):
     def paint_over(self, painter: QPainter) -> None:
         """What may lie outside the plot's area: notes, hover marks."""
 
-    def paint_marks(self, painter: QPainter, marks: Sequence[tuple[float, str]]) -> None:
+    def paint_labelled_lines(self, painter: QPainter, marks: Sequence[tuple[float, str]]) -> None:
         """Vertical lines at values of x, with words for as many as there is room for, the last first."""
         area, theme = self.area, self.theme
         painter.setPen(QPen(theme.accent, 1, Qt.PenStyle.DashLine))

@@ -13,10 +13,10 @@ from PySide6.QtWidgets import QBoxLayout, QToolTip, QVBoxLayout, QWidget
 
 from app.lab.scroll_column import ScrollColumn
 from app.scope.age_plot import Mark, MarkedPlot
+from app.scope.bars import BAR, bar_boxes
 from app.scope.changes import KnobChange
 from app.scope.choices import window_choice
 from app.scope.figure_table import FigureRow, FigureTable
-from app.scope.occupancy import BAR, bar_boxes
 from app.scope.panel import START_SOMETHING, ScopePanel, ScopeSource
 from app.scope.plot import Tick, linear_ticks, nice_step
 from app.scope.process_load import GpuLoad, GpuReader, ProcessLoad, ProcessLoads

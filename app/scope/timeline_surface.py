@@ -250,7 +250,7 @@ class TimelineSurface(Plot):
     def paint_over(self, painter: QPainter) -> None:
         area, theme = self.area, self.theme
         if self.marks:
-            self.paint_marks(painter, self.marks)
+            self.paint_labelled_lines(painter, self.marks)
         if self._moment is not None and self.x_range[0] <= self._moment <= self.x_range[1]:
             x = round(self.x_pixel(self._moment))
             painter.fillRect(x - 1, area.top(), 2, area.height() + 4, theme.accent)

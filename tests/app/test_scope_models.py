@@ -8,7 +8,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from app.scope.occupancy import bar_boxes, step_sentence
+from app.scope.bars import bar_boxes
+from app.scope.occupancy_plot import step_sentence
 from app.scope.plot import linear_ticks, nice_step
 from app.scope.steps import LAYERS, StepHistory
 from app.words import seconds_label
