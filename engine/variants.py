@@ -230,5 +230,5 @@ def _knob_text(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     if value is None:
-        return "-"
+        return "none"
     return f"{value:,}" if isinstance(value, int) else str(value)
