@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 import msgspec
@@ -81,7 +81,8 @@ def _variants(args: argparse.Namespace) -> list[Variant]:
     return product(disciplines, [parse_vary(text) for text in args.vary or ()])
 
 
-def _plan(args: argparse.Namespace, variants: list[Variant], seeds: list[int | None], chosen: Chosen) -> ComparePlan:
+def plan_of(args: argparse.Namespace, variants: list[Variant], seeds: list[int | None], chosen: Chosen) -> ComparePlan:
+    """What the command line asks for; ``chosen`` has a workload for each of ``seeds``."""
     scenario = chosen.scenario
     return ComparePlan(
         title=scenario.title if scenario else chosen.workloads[0].name,
@@ -96,12 +97,12 @@ def _plan(args: argparse.Namespace, variants: list[Variant], seeds: list[int | N
     )
 
 
-class _Terminal:
-    """The audience of the command: a bar, and Ctrl+C."""
+class Terminal:
+    """The audience of the command: a bar that tells of ``runs`` runs, and Ctrl+C."""
 
-    def __init__(self, progress: Progress, stop: StopSignal, runs: int) -> None:
+    def __init__(self, progress: Progress, runs: int, stop_wanted: Callable[[], bool] = lambda: False) -> None:
+        self.stop_wanted = stop_wanted
         self._progress = progress
-        self._stop = stop
         self._runs = runs
 
     def begin(self, run: int, name: str, seed: int | None, core: object) -> None:
@@ -115,9 +116,6 @@ class _Terminal:
 
     def stepped(self, record: StepRecord) -> None:
         pass
-
-    def stop_wanted(self) -> bool:
-        return self._stop.wanted
 
 
 # The command ---------------------------------------------------------------------------------------------------------
@@ -140,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         chosen = choose(parser, args, seeds)
     except WorkloadError as error:
         return _fail(str(error))
-    plan = _plan(args, variants, seeds, chosen)
+    plan = plan_of(args, variants, seeds, chosen)
     try:
         to_load = load_config(plan, chosen.config)
         for variant in variants:
@@ -166,7 +164,7 @@ def _run_and_report(
             loaded = load(to_load, progress)
             with StopSignal() as stop:
                 runs = len(plan.variants) * len(plan.workloads)
-                made = Comparison(loaded, base, plan, _Terminal(progress, stop, runs))
+                made = Comparison(loaded, base, plan, Terminal(progress, runs, lambda: stop.wanted))
                 made.run()
                 interrupted = stop.wanted
     except (BenchFailure, OSError) as error:

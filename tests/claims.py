@@ -22,10 +22,12 @@ from typing import Any
 from engine.bench import BenchFailure, load
 from engine.bench_options import Chosen, choose
 from engine.bench_report import Progress
-from engine.compare import Comparison, baseline_of, build_parser, comparison, run_fresh
+from engine.compare import Terminal, build_parser, plan_of
+from engine.comparing import Comparison, run_fresh
 from engine.config import EngineConfig
 from engine.loader import LoadedEngine
 from engine.output_files import target_fault, write_target
+from engine.variants import product
 
 Figures = dict[str, Any]
 
@@ -47,9 +49,12 @@ class Bench:
 
     def compare(self, disciplines: Sequence[str], *more: str) -> Figures:
         """The result of ``batchscope compare``."""
-        made = Comparison(self.loaded, disciplines, self.choose(*more), [None], warm_up=1, progress=self._progress)
+        chosen = self.choose(*more)
+        variants = product(disciplines, [])
+        plan = plan_of(self._parser.parse_args([*self._argv, *more]), variants, [None], chosen)
+        made = Comparison(self.loaded, chosen.config, plan, Terminal(self._progress, len(variants)))
         made.run()
-        return comparison(made.runs, made.sameness, baseline_of(disciplines), interrupted=False)
+        return made.result(interrupted=False)
 
     def run(self, label: str, **scheduler: Any) -> Figures:
         """One run under changed knobs of the scheduler."""
