@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from PySide6.QtCore import QModelIndex, QObject, Qt
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QGridLayout, QLabel, QPlainTextEdit, QSizePolicy, QVBoxLayout, QWidget
 
 from app.scope.decision_words import Decision, decisions
@@ -152,6 +153,7 @@ class RequestDetails(QWidget):
         column.addLayout(self._grid)
         column.addWidget(self.texts)
         self.setAccessibleName("Details of the selected request")
+        self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self.hide()
 
     def show_request(self, request_id: int | None) -> None:
@@ -170,20 +172,12 @@ class RequestDetails(QWidget):
         self._show_texts(request_id)
 
     def _show_figures(self, figures: list[tuple[str, str]]) -> None:
-        columns = max(1, self.parentWidget().width() // PAIR_PIXELS)
         while len(self._pairs) < len(figures):
             pair = (label("", "muted"), label(""))
             pair[1].setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
             self._pairs.append(pair)
             self._columns = 0
-        if columns != self._columns:
-            self._columns = columns
-            for place, (name, figure) in enumerate(self._pairs):
-                row, column = divmod(place, columns)
-                self._grid.addWidget(name, row, 2 * column)
-                self._grid.addWidget(figure, row, 2 * column + 1)
-            for column in range(self._grid.columnCount()):
-                self._grid.setColumnStretch(column, column % 2 if column < 2 * columns else 0)
+        self._place_pairs()
         for place, (name, figure) in enumerate(self._pairs):
             shown = place < len(figures)
             name.setVisible(shown)
@@ -192,6 +186,23 @@ class RequestDetails(QWidget):
                 name.setText(figures[place][0])
                 figure.setText(figures[place][1])
                 figure.setToolTip(figures[place][1])
+
+    def _place_pairs(self) -> None:
+        """As many beside each other as there is room for."""
+        columns = max(1, self.width() // PAIR_PIXELS)
+        if columns == self._columns:
+            return
+        self._columns = columns
+        for place, (name, figure) in enumerate(self._pairs):
+            row, column = divmod(place, columns)
+            self._grid.addWidget(name, row, 2 * column)
+            self._grid.addWidget(figure, row, 2 * column + 1)
+        for column in range(self._grid.columnCount()):
+            self._grid.setColumnStretch(column, column % 2 if column < 2 * columns else 0)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._place_pairs()
 
     def _show_texts(self, request_id: int) -> None:
         texts_of = getattr(self._source, "texts", None)
