@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QSize, Signal
 from PySide6.QtGui import QPalette, QResizeEvent
-from PySide6.QtWidgets import QCheckBox, QGridLayout, QWidget
+from PySide6.QtWidgets import QCheckBox, QGridLayout, QSizePolicy, QWidget
 
 from app.theme import SPACING, Theme
 
@@ -21,6 +21,7 @@ class CheckList(QWidget):
         self._theme = theme
         theme.changed.connect(self._show_outlines)
         self.setAccessibleName(name)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         self.boxes: dict[str, QCheckBox] = {}
         self._columns = 0
         self._grid = QGridLayout(self)

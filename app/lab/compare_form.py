@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFormLayout, QLineEdit, QSizePolicy, QSpinBox, QWidget
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from app.knob_words import MEANINGS, meaning
 from app.lab.check_list import CheckList
 from app.lab.choice import Choice
 from app.lab.compare_model import KNOBS, CompareChoice, CompareFault, CompareLoad, Knob, named_variants, parse_values
+from app.lab.fields import form_layout, text
+from app.lab.fold import Fold
+from app.lab.measure_form import MeasureForm
 from app.theme import SPACING, Theme
 from engine.config import DISCIPLINES
 
 USUAL_DISCIPLINES = ("static", "orca", "vllm")
-MOST_WARM_UPS = 1_000
+USUAL_WARM_UP = 1
+"""Requests: the first run must not pay for what every first step of a process pays."""
 AUTOMATIC_BASELINE = "static, else the first"
 
 
@@ -32,46 +36,39 @@ class CompareForm(QWidget):
         tips = [meaning("discipline", name) for name in DISCIPLINES]
         self.disciplines.set_names(DISCIPLINES, USUAL_DISCIPLINES, tips)
         self.options = CheckList("Values", theme)
-        self.values = _field("Values, separated by commas")
+        self.values = text("Values, separated by commas")
         self.baseline = Choice("Baseline of the ratios", theme)
-        self.seeds = _field("Seeds of prompts, arrivals and sampling", "the workload's own; or 1, 2, 3 or 1-3")
+        self.seeds = text("Seeds of prompts, arrivals and sampling", "the workload's own; or 1, 2, 3 or 1-3")
         self.seeds.setToolTip("Each variant runs once for every seed; the result shows the median and the spread.")
-        self.warm_up = QSpinBox()
-        self.warm_up.setRange(0, MOST_WARM_UPS)
-        self.warm_up.setValue(1)
-        self.warm_up.setAccessibleName("Warm-up requests before each run")
-        self.warm_up.setToolTip("Requests before each run that do not count: the first must not pay for all others.")
-        self.warm_up.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.warm_up.lineEdit().setTextMargins(SPACING, 0, SPACING, 0)
-        self.goodput = _field("Objectives of goodput in milliseconds", "none; e.g. ttft:500, tpot:50, e2el:5000")
-        self.goodput.setToolTip("Goodput counts the requests per second that meet every objective, in milliseconds.")
+        self.measure = MeasureForm()
+        self.measure.warm_up_field.setValue(USUAL_WARM_UP)
+        self.measure_fold = Fold("Measuring", self.measure)
         self._lay_out()
         self._connect()
         self._what_changed()
 
     def _lay_out(self) -> None:
-        self._form = QFormLayout(self)
-        self._form.setContentsMargins(0, 0, 0, 0)
-        self._form.setSpacing(SPACING)
-        self._form.setFieldGrowthPolicy(QFormLayout.FieldGrowthPolicy.AllNonFixedFieldsGrow)
-        self._form.setLabelAlignment(Qt.AlignmentFlag.AlignLeft)
+        fields = QWidget()
+        self._form = form_layout(fields)
         self._form.addRow("compare", self.what)
         self._form.addRow("disciplines", self.disciplines)
         self._form.addRow("values", self.options)
         self._form.addRow("values", self.values)
         self._form.addRow("baseline", self.baseline)
         self._form.addRow("seeds", self.seeds)
-        self._form.addRow("warm-up", self.warm_up)
-        self._form.addRow("goodput", self.goodput)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(SPACING)
+        column.addWidget(fields)
+        column.addWidget(self.measure_fold)
 
     def _connect(self) -> None:
         self.what.currentIndexChanged.connect(self._what_changed)
         for check_list in (self.disciplines, self.options):
             check_list.changed.connect(self._variants_changed)
         self.values.textChanged.connect(self._variants_changed)
-        for field in (self.seeds, self.goodput):
-            field.textChanged.connect(self._emit)
-        self.warm_up.valueChanged.connect(self._emit)
+        self.seeds.textChanged.connect(self._emit)
+        self.measure.changed.connect(self._emit)
         self.baseline.currentIndexChanged.connect(self._emit)
 
     @property
@@ -92,8 +89,8 @@ class CompareForm(QWidget):
             values=self._values(),
             seeds=self.seeds.text() if load.seeded else "",
             baseline=self.baseline.currentData() or "",
-            warm_up=self.warm_up.value(),
-            goodput=self.goodput.text(),
+            warm_up=self.measure.warm_up,
+            objectives=self.measure.objectives(),
             beside_recorded=beside_recorded,
         )
 
@@ -138,12 +135,5 @@ class CompareForm(QWidget):
         self._emit()
 
     def _emit(self, _value: object = None) -> None:
+        self.measure_fold.say(self.measure.summary())
         self.changed.emit()
-
-
-def _field(name: str, placeholder: str = "") -> QLineEdit:
-    field = QLineEdit()
-    field.setAccessibleName(name)
-    field.setPlaceholderText(placeholder)
-    field.setMinimumWidth(80)
-    return field

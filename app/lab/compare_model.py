@@ -18,7 +18,6 @@ from app.lab.load_model import lengths_of, misfits
 from app.words import count, seconds_label
 from engine.config import ORDERS, PREEMPTIONS, ConfigError, EngineConfig
 from engine.messages import ComparePlan, ModelInfo, Variant
-from engine.metrics import parse_goodput
 from engine.variants import MAX_RUNS, NEEDS_ITS_OWN_LOAD, baseline_of, product, variant_config
 from engine.workload import EngineOptions, ShapeError, Workload, WorkloadError
 
@@ -90,7 +89,8 @@ class CompareChoice:
     baseline: str = ""
     """Empty: see :meth:`baseline_name`."""
     warm_up: int = 1
-    goodput: str = ""
+    objectives: dict[str, float] | None = None
+    """Of goodput, in milliseconds."""
     beside_recorded: bool = False
     """Whether the result stands beside a recorded run, so that a single variant is a comparison already."""
 
@@ -116,9 +116,8 @@ class CompareChoice:
                 f"{MAX_RUNS} are the most. Take fewer of either."
             )
         try:
-            objectives = parse_goodput(self.goodput) if self.goodput.strip() else None
             workloads = [self.load.build(seed) for seed in seeds]
-        except (WorkloadError, ShapeError, ValueError) as error:
+        except (WorkloadError, ShapeError) as error:
             raise CompareFault(_sentence(str(error))) from error
         requests = sum(len(workload.requests) for workload in workloads)
         if requests > MAX_REQUESTS:
@@ -138,7 +137,7 @@ class CompareChoice:
             workloads=workloads,
             seeds=list(seeds),
             warm_up=self.warm_up,
-            objectives=objectives,
+            objectives=self.objectives,
         )
 
     def seed_list(self) -> list[int | None]:

@@ -27,7 +27,7 @@ from app.lab.compare_model import (
 )
 from app.lab.compare_progress import CompareClock, progress_sentence, progress_share
 from app.lab.compare_results import CompareResults
-from app.lab.compare_view import sentence
+from app.lab.fields import sentence
 from app.lab.recorded_load import RecordedLoad, RecordedReading
 from app.lab.scroll_column import ScrollColumn
 from app.lab.sides import Sides

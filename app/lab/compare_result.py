@@ -10,13 +10,11 @@ from dataclasses import dataclass, replace
 from app.words import count, seconds_label
 from engine.comparison import (
     DEFINITIONS,
-    EFFICIENCY,
     NOT_AVAILABLE,
     WASTE,
     Figure,
     Result,
     Run,
-    efficiency_of,
     footnote,
     ids_text,
     ratios_to,
@@ -27,6 +25,7 @@ from engine.comparison import (
     variants_of,
     waste_of,
 )
+from engine.comparison_words import observations
 from engine.recorded_run import VARIANT as RECORDED
 
 CHARTED = (
@@ -200,16 +199,9 @@ class ComparedResult:
         took = f" · {seconds_label(seconds)}" if seconds else ""
         return Cell(variant, f"{tokens:,.0f}{took}", tokens)
 
-    def static_sentences(self) -> list[str]:
-        """What the batches of each static variant were worth, predicted and measured."""
-        sentences = []
-        for name in self.variants:
-            found = efficiency_of(self.plain, name)
-            if found is not None:
-                eta, predicted, measured = (_percent(found[key]) for key in EFFICIENCY)
-                work = f"useful share of the work {predicted} predicted, {measured} measured"
-                sentences.append(f"{name}: η {eta}; {work}.")
-        return sentences
+    def sentences(self) -> list[str]:
+        """What the figures say, η of static batches predicted and measured included; the most telling first."""
+        return observations(self.plain)
 
     def table_text(self) -> str:
         """The figures in columns that are apart by tabs: a figure, and its ratio where there is one."""
@@ -233,10 +225,6 @@ def _meaning(figure: Figure) -> str:
 
 def _definition_of(kind: str) -> str:
     return "reserved, tail" if kind in ("reserved", "tail") else "padding, recomputed, rejected drafts"
-
-
-def _percent(share: float | None) -> str:
-    return NOT_AVAILABLE if share is None else f"{share:.1%}"
 
 
 def efficiency_formulas() -> str:

@@ -13,6 +13,7 @@ from app.lab.compare_bars import Bar, BarChart, BarGrid
 from app.lab.compare_result import ComparedResult, efficiency_formulas
 from app.lab.compare_table import CompareTable
 from app.lab.compare_timeline_plot import CompareTimelineView
+from app.lab.fields import sentence
 from app.scope.lane_painter import legend_entries
 from app.theme import SPACING, Theme
 from app.widgets import Legend, button, label
@@ -50,8 +51,8 @@ class CompareView(QWidget):
         self.request_note = sentence("muted")
         self.table = CompareTable("Figures of the variants", theme)
         self.footnote = sentence("muted")
-        self.static_note = sentence("")
-        self.static_note.setToolTip(efficiency_formulas())
+        self.told = sentence("")
+        self.told.setToolTip(efficiency_formulas())
         self.bars = BarGrid(theme)
         self.waste = CompareTable("Waste of the variants", theme)
         self.save_button = button("Save…", accessible="Save the result")
@@ -82,7 +83,7 @@ class CompareView(QWidget):
             column.addWidget(widget)
         column.addLayout(buttons)
         column.addLayout(self._choices)
-        for widget in (self.legend, self.timelines, self.request_note, self.table, self.static_note, self.footnote):
+        for widget in (self.legend, self.timelines, self.request_note, self.told, self.table, self.footnote):
             column.addWidget(widget)
         self.bars_title, self.waste_title = label("Side by side", "title"), label("Waste", "title")
         for widget in (self.bars_title, self.bars, self.waste_title, self.waste):
@@ -125,7 +126,7 @@ class CompareView(QWidget):
         for widget in (self.waste_title, self.waste):
             widget.setVisible(bool(waste))
         self.footnote.setText(result.footnote)
-        _say(self.static_note, "\n".join(result.static_sentences()))
+        _say(self.told, "\n".join(f"• {each}" for each in result.sentences()))
         self.bars.show_charts([self._chart(figure) for figure in result.charted()])
 
     def _chart(self, figure: Figure) -> BarChart:
@@ -174,11 +175,3 @@ def _fill(choice: Choice, entries: Sequence[tuple[str, object]], chosen: object)
 def _say(where: QLabel, text: str) -> None:
     where.setText(text)
     where.setVisible(bool(text))
-
-
-def sentence(role: str) -> QLabel:
-    """Text that wraps and can be copied."""
-    result = label("", role)
-    result.setWordWrap(True)
-    result.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-    return result

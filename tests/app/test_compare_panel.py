@@ -89,8 +89,8 @@ def test_the_form_becomes_the_plan(bench: Bench) -> None:
     panel.form.disciplines.tick(("vllm", "trtllm-max-util"))
     panel.form.baseline.setCurrentIndex(panel.form.baseline.findData("vllm"))
     panel.form.seeds.setText("1-2")
-    panel.form.warm_up.setValue(0)
-    panel.form.goodput.setText("ttft:800")
+    panel.form.measure.warm_up_field.setValue(0)
+    panel.form.measure.limits["ttft"].setValue(800)
     plan = bench.start()
     assert [v.name for v in plan.variants] == ["vllm", "trtllm-max-util"], "the baseline first"
     assert (plan.title, plan.baseline, plan.seeds, plan.warm_up) == ("KV crunch", "vllm", [1, 2], 0)
@@ -327,7 +327,7 @@ def test_everything_has_a_name_for_a_screen_reader(bench: Bench) -> None:
     panel = bench.panel
     form, view = panel.form, panel.results.view
     widgets: list[QWidget] = [panel.source, panel.start_button, panel.cancel_button, panel.progress, form.what]
-    widgets += [form.values, form.seeds, form.warm_up, form.goodput, form.baseline, *form.disciplines.boxes.values()]
+    widgets += [form.values, form.seeds, form.measure_fold.heading, form.baseline, *form.disciplines.boxes.values()]
     widgets += [panel.results.recent, panel.results.open_button, view.baseline, view.seed, view.table, view.waste]
     widgets += [view.timelines.plot, view.save_button, view.report_button, view.copy_button]
     for widget in widgets:

@@ -92,9 +92,10 @@ def test_waste_and_the_worth_of_static_batches(bus: dict) -> None:
     static = next(run for run in bus["runs"] if run["variant"] == "static")
     assert padding["static"].text.startswith(f"{static['waste']['padding']['tokens']:,.0f} · ")
     assert padding["vllm"].text == "0"
-    (sentence,) = result.static_sentences()
     totals = static["static_totals"]
-    assert sentence.startswith(f"static: η {totals['eta']:.1%}") and f"{totals['measured_useful']:.1%}" in sentence
+    (sentence,) = [each for each in result.sentences() if "η" in each]
+    for name in ("eta", "predicted_useful", "measured_useful"):
+        assert f"{totals[name]:.1%}" in sentence
 
 
 def test_the_copied_table_is_apart_by_tabs(bus: dict) -> None:
@@ -184,11 +185,16 @@ def test_a_result_without_timelines_is_shown_all_the_same(bus: dict, qtbot, them
 def shown(qtbot, theme: Theme, result: dict, width: int = 700) -> CompareView:
     view = CompareView(theme)
     qtbot.addWidget(view)
-    view.resize(width, 1600)
+    view.resize(width, 3000)
     view.show()
     view.show_result(ComparedResult(result))
     qtbot.wait(30)
     return view
+
+
+def test_the_worth_of_static_batches_is_told_with_its_formula(bus: dict, qtbot, theme: Theme) -> None:
+    view = shown(qtbot, theme, bus)
+    assert "η" in view.told.text() and "max(prompt + output)" in view.told.toolTip()
 
 
 def test_the_baseline_is_chosen_in_the_view(crunch: dict, qtbot, theme: Theme) -> None:
