@@ -23,6 +23,7 @@ def busy(rig: Rig) -> Rig:
     for _ in range(3):
         rig.add(40, 60)
     rig.step(40)
+    rig.wait_for(lambda: not any(rig.window.panels[name].pages.is_empty for name in ("throughput", "occupancy")))
     rig.settle()
     return rig
 
@@ -46,8 +47,6 @@ def test_a_drawing_has_lines_and_words_on_the_cards_colour(busy: Rig, tmp_path: 
 
 
 def test_a_plots_axis_and_curves_are_in_its_drawing(busy: Rig, tmp_path: Path) -> None:
-    busy.window.docks["throughput"].raise_()
-    busy.settle()
     plot = busy.window.panels["throughput"].plot
     save_picture(plot, tmp_path / "plot.svg")
     text = (tmp_path / "plot.svg").read_text()
