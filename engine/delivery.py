@@ -171,7 +171,7 @@ def keyframe_of(scheduler: Scheduler, step: int, time: float) -> Keyframe:
         order=scheduler.config.order,
         preemption=scheduler.config.preemption,
         pending_discipline=scheduler.pending_discipline,
-        cached_parents=[pool.parent_of(block) for block in cached],
+        cached_parents=pool.parents_of(cached),
         batch=scheduler.discipline.batch if scheduler.running else None,
         scheduler=scheduler.config,
     )

@@ -31,11 +31,12 @@ class BlockPool:
         """The null block not counted; ids run from 1 to ``num_blocks``."""
         self.ref_counts = [0] * (num_blocks + 1)
         self.digests: list[bytes | None] = [None] * (num_blocks + 1)
-        self._parents: list[tuple[int, int]] = [(0, 0)] * (num_blocks + 1)
-        """(block whose content comes before, the number of its registration)"""
+        # Registrations are counted, so that a block that is taken and registered again is not mistaken for what it was.
+        # Plain numbers in lists: tuples would be looked at by every garbage collection.
         self._numbers = [0] * (num_blocks + 1)
-        """The number of a block's registration: it counts up, so that a block that is taken and registered again is not
-        mistaken for what it was."""
+        """The number of each block's registration."""
+        self._parent_numbers = [0] * (num_blocks + 1)
+        """That of the block whose content comes before."""
         self._registrations = 0
         self._free = list(range(num_blocks, 0, -1))
         # An OrderedDict is a doubly linked list with a hash of its nodes: any cached block leaves in O(1).
@@ -107,27 +108,38 @@ class BlockPool:
             found.append(block)
         return found
 
-    def register(self, blocks: Sequence[int], digests: Sequence[bytes], before: bytes | None = None) -> list[int]:
-        """Make full, referenced blocks findable: those of them whose content no other block has already. ``before``:
-        the digest that the first of ``digests`` is chained to; None: nothing precedes it."""
-        registered, by_digest, numbers = list[int](), self._by_digest, self._numbers
+    def register(
+        self, blocks: Sequence[int], digests: Sequence[bytes], before: bytes | None = None
+    ) -> tuple[list[int], list[int]]:
+        """Make full, referenced blocks findable: those of them whose content no other block has already, and the parent
+        of each (:meth:`parents_of`). ``before``: the digest that the first of ``digests`` is chained to; None: nothing
+        precedes it."""
+        registered, parents, number = list[int](), list[int](), self._registrations
+        by_digest, own, numbers, parent_numbers = self._by_digest, self.digests, self._numbers, self._parent_numbers
         parent = by_digest.get(before, 0) if before is not None else 0
+        parent_number = numbers[parent]
         for block, digest in zip(blocks, digests, strict=True):
             found = by_digest.setdefault(digest, block)
             if found == block:
-                self.digests[block] = digest
-                self._registrations += 1
-                numbers[block] = self._registrations
-                self._parents[block] = parent, numbers[parent]
+                number += 1
+                own[block] = digest
+                numbers[block] = number
+                parent_numbers[block] = parent_number
                 registered.append(block)
+                parents.append(parent)
+                parent_number = number
+            else:
+                parent_number = numbers[found]
             parent = found
-        return registered
+        self._registrations = number
+        return registered, parents
 
-    def parent_of(self, block: int) -> int:
-        """The block whose content comes before that of a registered one in the chain; 0: it begins a prompt, or what
-        came before has been taken since."""
-        parent, number = self._parents[block]
-        return parent if self._numbers[parent] == number else 0
+    def parents_of(self, blocks: Sequence[int]) -> list[int]:
+        """For each of all ``blocks`` with a digest the one whose content comes before its own in the chain; 0: it
+        begins a prompt, or what came before has been taken since. O(blocks)."""
+        numbers = self._numbers
+        by_number = {numbers[block]: block for block in blocks}
+        return [by_number.get(self._parent_numbers[block], 0) for block in blocks]
 
     def registered_blocks(self) -> list[int]:
         """Blocks that have a digest, with or without references, in order of id."""

@@ -141,10 +141,9 @@ class KVCacheManager:
         self._extend_digests(request, full)
         digests = request.block_hashes
         before = digests[first - 1] if first else None
-        cached = self.pool.register(request.block_ids[first:full], digests[first:full], before)
+        cached, parents = self.pool.register(request.block_ids[first:full], digests[first:full], before)
         request.cache_edge = (full + 1) * size
         if cached:
-            parents = [self.pool.parent_of(block) for block in cached]
             self._events.append(BlocksCached(request.request_id, cached, parents))
 
     # Joining ------------------------------------------------------------------------------------------------------
