@@ -13,7 +13,7 @@ span of its own; decodes are one span, except that rows with drafts are told apa
 
 Memory is bounded: :data:`SPANS_KEPT` ended spans of 29 bytes, :data:`LANES_KEPT` ended lanes of 41 and the marks, with
 a quarter of room more: 18.8 MB when full, taken as it is needed. So 20,000 steps of 100 requests are kept whole as long
-as a request changes what it does every fifth step, or less often, and takes part in 30 steps or more.
+as a request changes what it does every seventh step, or less often, and takes part in 30 steps or more.
 """
 
 from __future__ import annotations
@@ -295,8 +295,9 @@ class Lanes:
         return places[known]
 
     def _see(self, kinds: np.ndarray) -> None:
-        for kind in np.flatnonzero(np.bincount(kinds, minlength=1)).tolist():
-            self.kinds_seen.add(SpanKind(kind))
+        for kind in np.flatnonzero(np.bincount(kinds)).tolist():
+            if kind not in self.kinds_seen:
+                self.kinds_seen.add(SpanKind(kind))
 
     def _append_spans(self) -> None:
         spans = self._open.take_ended()

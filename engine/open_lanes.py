@@ -7,6 +7,7 @@ import numpy as np
 from engine.spans import SpanKind
 
 NONE = -1
+_PREFILL, _RECOMPUTE, _STALLED = int(SpanKind.PREFILL), int(SpanKind.RECOMPUTE), int(SpanKind.STALLED)
 DRAFTED_ROWS = 8
 """Rows with drafts that one span holds: how finely accepted and rejected drafts are kept over time."""
 _OPEN = np.dtype(
@@ -72,7 +73,7 @@ class OpenLanes:
         """The spans that have ended since this was asked last, in the order of their ends: rows of the table."""
         if not self._ended:
             return None
-        spans = np.concatenate(self._ended)
+        spans = np.concatenate(self._ended, dtype=_OPEN)  # else it compares their fields
         self._ended.clear()
         spans = spans[(spans["kind"] >= 0) & ((spans["end"] > spans["begin"]) | (spans["tokens"] > 0))]
         return spans[np.argsort(spans["end"], kind="stable")]
@@ -89,7 +90,7 @@ class OpenLanes:
         """Spends the time up to ``ends`` in a state each; going on in the same state makes its span longer."""
         table = self.table
         begins = table["kind"][places] != kinds
-        begins |= (kinds == SpanKind.PREFILL) | (kinds == SpanKind.RECOMPUTE)  # each chunk
+        begins |= (kinds == _PREFILL) | (kinds == _RECOMPUTE)  # each chunk
         if drafts is not None:
             self.drafted = self.drafted or bool(drafts.any())
         if self.drafted:
@@ -118,7 +119,7 @@ class OpenLanes:
         places = np.flatnonzero(idle)
         if len(places):
             waits = self.table["waits"][places]
-            self.spend(places, np.where(waits >= 0, waits, SpanKind.STALLED).astype(np.int8), end)
+            self.spend(places, np.where(waits >= 0, waits, _STALLED).astype(np.int8), end)
 
     def spend_one(self, place: int, kind: int, end: float) -> None:
         self.spend(np.array([place]), np.array([kind], dtype=np.int8), end)
