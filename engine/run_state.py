@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -53,21 +52,6 @@ IN_BATCH = frozenset({RequestStatus.RUNNING, RequestStatus.ENDED})
 """The states in which a request has a place in the batch."""
 
 
-@dataclass(slots=True)
-class LedgerEntry:
-    """A preemption or a rejection, with the moment it happened."""
-
-    step: int
-    time: float
-    event: Preempted | Rejected
-    recovered: Recovered | None = None
-    """What a preemption cost in the end; None: not known yet."""
-    recovered_step: int | None = None
-    """The step in which it recovered."""
-    dropped: str = ""
-    """Why what had been swapped was given up after all."""
-
-
 class RunState:
     """Requests and blocks after the last applied step.
 
@@ -89,7 +73,6 @@ class RunState:
         self.requests: dict[int, RequestState] = {}
         """All that are not finished, by id, in order of arrival."""
         self.finished: deque[RequestState] = deque(maxlen=FINISHED_KEPT)
-        self.ledger: deque[LedgerEntry] = deque(maxlen=FINISHED_KEPT)
         self.deferred: Deferred | None = None
         """Why the head of the queue waits."""
         self.batch: BatchStarted | None = None
@@ -99,8 +82,6 @@ class RunState:
         self.last_record: StepRecord | None = None
         self.missed_steps = 0
         """Steps whose records were replaced by a keyframe."""
-        self._open_entries: dict[int, LedgerEntry] = {}
-        """The last preemption of each request that has not recovered from it."""
         self._blocks = BlockState(0)
 
     # Blocks -----------------------------------------------------------------------------------------------------
@@ -161,10 +142,9 @@ class RunState:
     # The fold ---------------------------------------------------------------------------------------------------
 
     def restore(self, keyframe: Keyframe) -> None:
-        """Begin from ``keyframe``. Finished requests and the ledger of a run that goes on are kept."""
+        """Begin from ``keyframe``. Finished requests of a run that goes on are kept."""
         if keyframe.step < self.step or self.num_blocks != keyframe.num_blocks:
             self.finished.clear()
-            self.ledger.clear()
             self.batches.clear()
             self.missed_steps = 0
         elif self.step:
@@ -178,7 +158,6 @@ class RunState:
         self.order, self.preemption = keyframe.order, keyframe.preemption
         self.batch, self.scheduler = keyframe.batch, keyframe.scheduler
         self.last_record = None
-        self._open_entries.clear()  # of what happened in a gap nothing is known
         self._blocks = BlockState(keyframe.num_blocks)
         self.requests = {}
         for request in sorted(keyframe.requests, key=lambda r: (r.arrival_time, r.request_id)):
@@ -284,9 +263,6 @@ class RunState:
             self.deferred = None
 
     def _preempt(self, event: Preempted, record: StepRecord) -> None:
-        entry = LedgerEntry(record.step, record.time, event)
-        self.ledger.append(entry)
-        self._open_entries[event.request_id] = entry
         request = self.requests.get(event.request_id)
         if request is None:
             return
@@ -314,19 +290,12 @@ class RunState:
             request.host_blocks = []
 
     def _drop_swap(self, event: SwapDropped, record: StepRecord) -> None:
-        if event.request_id in self._open_entries:
-            self._open_entries[event.request_id].dropped = event.reason
         request = self.requests.get(event.request_id)
         if request is not None:
             request.status = RequestStatus.PREEMPTED
             request.num_computed = 0
             request.blocks = _on_device(request.blocks)
             request.host_blocks = []
-
-    def _recover(self, event: Recovered, record: StepRecord) -> None:
-        entry = self._open_entries.pop(event.request_id, None)
-        if entry is not None:
-            entry.recovered, entry.recovered_step = event, record.step
 
     def _allocate(self, event: BlocksAllocated, record: StepRecord) -> None:
         self._blocks.take(event.request_id, event.blocks)
@@ -376,7 +345,6 @@ class RunState:
         self.scheduler = event.scheduler or self.scheduler
 
     def _reject(self, event: Rejected, record: StepRecord) -> None:
-        self.ledger.append(LedgerEntry(record.step, record.time, event))
         self.requests.pop(event.request_id, None)
 
     def _end(self, event: Ended, record: StepRecord) -> None:
@@ -388,7 +356,6 @@ class RunState:
 
     def _finish(self, event: Finished, record: StepRecord) -> None:
         self._clear_deferred(event.request_id)
-        self._open_entries.pop(event.request_id, None)
         request = self.requests.pop(event.request_id, None)
         if request is None:
             return
@@ -418,7 +385,7 @@ _HANDLERS: dict[type, Callable[[RunState, Any, StepRecord], None]] = {
     SwappedOut: RunState._swap_out,
     SwappedIn: RunState._swap_in,
     SwapDropped: RunState._drop_swap,
-    Recovered: RunState._recover,
+    Recovered: lambda state, event, record: None,
     BatchStarted: RunState._begin_batch,
     BatchEnded: RunState._end_batch,
     Reconfigured: RunState._reconfigure,

@@ -137,8 +137,6 @@ def test_what_comes_back_fills_the_empty_places_in_order(tale: Tale) -> None:
     assert tale.refs == [2, 0, 0, 1, 0, 0, 1, 1, 1, 0]
     assert tale.state.block_owner[7] == 1 and tale.state.host_blocks_used == 0
     assert request.cached_tokens == 0, "a resumption is no hit of the prefix cache"
-    [entry] = tale.state.ledger
-    assert entry.recovered == Recovered(1, 0.2, 0)
 
 
 def test_a_dropped_swap_is_a_recomputation(tale: Tale) -> None:
@@ -164,21 +162,6 @@ def test_a_recomputation_gives_all_back(tale: Tale) -> None:
     assert request.status == RequestStatus.PREEMPTED and request.num_computed == 0 and request.blocks == []
     tale.step(Admitted(1, 16, 0.1, True), BlocksShared(1, [1]), BlocksAllocated(1, [5, 6]), rows={1: (30, 0)})
     tale.step(Recovered(1, 0.3, 24), rows={1: (41, 1)})
-    entry = tale.state.ledger[-1]
-    assert (entry.recovered, entry.recovered_step) == (Recovered(1, 0.3, 24), tale.state.step)
-
-
-def test_the_newest_preemption_of_a_request_is_the_one_it_recovers_from(tale: Tale) -> None:
-    for _ in range(2):
-        tale.step(Preempted(1, 2, "", "recompute", 40, 0), Preempted(2, 2, "", "recompute", 30, 0))
-    tale.step(Recovered(1, 0.5, 40))
-    assert [(e.event.request_id, e.recovered is not None) for e in tale.state.ledger] == [
-        (1, False),
-        (2, False),
-        (1, True),
-        (2, False),
-    ]
-    tale.step(Recovered(3, 0.5, 40))  # of a gap: nothing to complete
 
 
 def test_an_answer_that_ended_keeps_its_place_until_its_batch_does(tale: Tale) -> None:
@@ -216,13 +199,11 @@ def test_knobs_and_further_answers_are_told(tale: Tale) -> None:
     assert tale.of(2 + (1 << 32)).parent == 2
 
 
-def test_a_gap_leaves_no_preemption_half_open(tale: Tale) -> None:
-    tale.step(Preempted(1, 2, "", "recompute", 40, 0), BatchStarted(1, [2], 40))
-    keyframe = tale.state.keyframe()
-    tale.state.restore(keyframe)
-    tale.step(Recovered(1, 9.0, 40))
-    assert len(tale.state.ledger) == 1 and tale.state.ledger[0].recovered is None
-    assert tale.state.batch == BatchStarted(1, [2], 40)
+def test_a_static_batch_is_known_wherever_a_fold_begins(tale: Tale) -> None:
+    tale.step(BatchStarted(1, [2], 40))
+    again = RunState()
+    again.restore(tale.state.keyframe())
+    assert again.batch == BatchStarted(1, [2], 40)
 
 
 def test_a_block_hangs_from_what_comes_before_it_until_either_is_taken(tale: Tale) -> None:
