@@ -14,9 +14,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import QEvent, QRect, QSize, Qt
+from PySide6.QtCore import QEvent, QPoint, QRect, QSize, Qt
 from PySide6.QtGui import QBrush, QFont, QFontMetrics, QHelpEvent, QPainter, QPaintEvent, QPen, QResizeEvent
-from PySide6.QtWidgets import QGridLayout, QSizePolicy, QToolTip, QWidget
+from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
 
 from app.lab.compare_result import Cell
 from app.theme import AXIS_PX, SPACING, TEXT_PX, Theme
@@ -26,6 +26,7 @@ ROW = 20
 CAPTION = 22
 LEAST_WIDTH = 250
 """Of a chart; as many stand side by side as there is room for."""
+GAP, GAP_BELOW = 3 * SPACING, 2 * SPACING
 NAME_SHARE = 0.34
 """Most of a chart's width that the names take."""
 
@@ -35,87 +36,33 @@ class Bar:
     cell: Cell
     baseline: bool = False
 
+    @property
+    def sentence(self) -> str:
+        spread = f" ({self.cell.spread})" if self.cell.spread else ""
+        return f"{self.cell.variant}{', the baseline' if self.baseline else ''}: {self.cell.text}{spread}"
 
-class BarChart(QWidget):
-    def __init__(self, theme: Theme, title: str, note: str, meaning: str, bars: Sequence[Bar]) -> None:
-        super().__init__()
-        self.title, self.note, self.meaning = title, note, meaning
-        self.bars = list(bars)
-        self._theme = theme
-        self._small = QFont(self.font())
-        self._small.setPixelSize(AXIS_PX)
-        self._bold = QFont(self.font())
-        self._bold.setPixelSize(TEXT_PX - 1)
-        self._bold.setWeight(QFont.Weight.DemiBold)
-        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.setAccessibleName(title)
-        self.setAccessibleDescription("; ".join(self._sentence(bar) for bar in self.bars))
-        theme.changed.connect(self.update)
 
-    def sizeHint(self) -> QSize:
-        return QSize(LEAST_WIDTH, CAPTION + ROW * len(self.bars))
+@dataclass(frozen=True, slots=True)
+class BarChart:
+    title: str
+    note: str
+    """Which direction is better."""
+    meaning: str
+    bars: list[Bar]
 
-    def minimumSizeHint(self) -> QSize:
-        return QSize(160, self.sizeHint().height())
+    @property
+    def height(self) -> int:
+        return CAPTION + ROW * len(self.bars)
 
-    def _sentence(self, bar: Bar) -> str:
-        spread = f" ({bar.cell.spread})" if bar.cell.spread else ""
-        return f"{bar.cell.variant}{', the baseline' if bar.baseline else ''}: {bar.cell.text}{spread}"
+    @property
+    def largest(self) -> float:
+        """The value that a bar of full length has; 0: there is none."""
+        return max((v for bar in self.bars for v in (bar.cell.value, bar.cell.high) if usable(v)), default=0.0)
 
-    def paintEvent(self, event: QPaintEvent) -> None:
-        painter, theme = QPainter(self), self._theme
-        bold, small = QFontMetrics(self._bold), QFontMetrics(self._small)
-        painter.setFont(self._bold)
-        painter.setPen(theme.text)
-        baseline = (CAPTION + bold.ascent() - bold.descent()) // 2
-        painter.drawText(0, baseline, self.title)
-        painter.setFont(self._small)
-        painter.setPen(theme.muted)
-        at = bold.horizontalAdvance(self.title) + 8
-        if at + small.horizontalAdvance(self.note) <= self.width():
-            painter.drawText(at, baseline, self.note)
-        widest = max((small.horizontalAdvance(bar.cell.variant) + 2 for bar in self.bars), default=0)
-        names = min(widest, round(self.width() * NAME_SHARE))
-        figures = max((small.horizontalAdvance(bar.cell.text) for bar in self.bars), default=0) + 6
-        area = QRect(names + 6, CAPTION, max(8, self.width() - names - 6 - figures), ROW * len(self.bars))
-        largest = max((v for bar in self.bars for v in (bar.cell.value, bar.cell.high) if usable(v)), default=0.0)
-        for row, bar in enumerate(self.bars):
-            self._paint_bar(painter, bar, area, CAPTION + row * ROW, largest, names)
-
-    def _paint_bar(self, painter: QPainter, bar: Bar, area: QRect, top: int, largest: float, names: int) -> None:
-        theme, small = self._theme, QFontMetrics(self._small)
-        baseline = top + (ROW + small.ascent() - small.descent()) // 2
-        painter.setPen(theme.text)
-        painter.drawText(0, baseline, small.elidedText(bar.cell.variant, Qt.TextElideMode.ElideRight, names))
-        end = area.left()
-        if usable(bar.cell.value) and largest > 0:
-            box = QRect(area.left(), top + 4, max(1, round(area.width() * bar.cell.value / largest)), ROW - 8)
-            painter.fillRect(box, theme.padding if bar.baseline else theme.accent)
-            if bar.baseline:  # apart from the others in more than colour
-                painter.fillRect(box, QBrush(theme.card, PATTERN_BRUSHES["hatch"]))
-            end = box.right() + 1
-            if usable(bar.cell.low) and usable(bar.cell.high) and bar.cell.high > bar.cell.low:
-                end = max(end, self._paint_whisker(painter, bar, area, top, largest))
-        painter.setPen(theme.text if usable(bar.cell.value) else theme.muted)
-        painter.drawText(end + 5, baseline, bar.cell.text)
-
-    def _paint_whisker(self, painter: QPainter, bar: Bar, area: QRect, top: int, largest: float) -> int:
-        left = area.left() + round(area.width() * bar.cell.low / largest)
-        right = area.left() + round(area.width() * bar.cell.high / largest)
-        middle = top + ROW // 2
-        painter.setPen(QPen(self._theme.text, 1))
-        painter.drawLine(left, middle, right, middle)
-        for x in (left, right):
-            painter.drawLine(x, middle - 4, x, middle + 4)
-        return right + 1
-
-    def event(self, event: QEvent) -> bool:
-        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
-            row = (event.pos().y() - CAPTION) // ROW
-            inside = event.pos().y() >= CAPTION and row < len(self.bars)
-            QToolTip.showText(event.globalPos(), self._sentence(self.bars[row]) if inside else self.meaning, self)
-            return True
-        return super().event(event)
+    def tip(self, y: int) -> str:
+        """What is to be said at a height: of a bar, or of the figure itself."""
+        row = (y - CAPTION) // ROW
+        return self.bars[row].sentence if y >= CAPTION and row < len(self.bars) else self.meaning
 
 
 def usable(value: float | None) -> bool:
@@ -124,43 +71,136 @@ def usable(value: float | None) -> bool:
 
 
 class BarGrid(QWidget):
-    """Charts side by side as far as there is room."""
+    """Charts side by side as far as there is room, painted as one."""
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._theme = theme
         self.charts: list[BarChart] = []
-        self.columns = 0
-        self._grid = QGridLayout(self)
-        self._grid.setContentsMargins(0, 0, 0, 0)
-        self._grid.setHorizontalSpacing(3 * SPACING)
-        self._grid.setVerticalSpacing(2 * SPACING)
+        self._small = QFont(self.font())
+        self._small.setPixelSize(AXIS_PX)
+        self._bold = QFont(self.font())
+        self._bold.setPixelSize(TEXT_PX - 1)
+        self._bold.setWeight(QFont.Weight.DemiBold)
+        policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        policy.setHeightForWidth(True)
+        self.setSizePolicy(policy)
+        self.setAccessibleName("Bars of the figures")
+        theme.changed.connect(self.update)
 
     def show_charts(self, charts: Sequence[BarChart]) -> None:
-        for chart in self.charts:
-            self._grid.removeWidget(chart)
-            chart.hide()
-            chart.deleteLater()
         self.charts = list(charts)
-        self._lay_out(force=True)
+        told = (f"{chart.title}: " + "; ".join(bar.sentence for bar in chart.bars) for chart in self.charts)
+        self.setAccessibleDescription("\n".join(told))
+        self.updateGeometry()
+        self.update()
+
+    @property
+    def columns(self) -> int:
+        return self._columns(self.width())
+
+    @staticmethod
+    def _columns(width: int) -> int:
+        return max(1, (width + GAP) // (LEAST_WIDTH + GAP))
+
+    def heightForWidth(self, width: int) -> int:
+        lines = -(-len(self.charts) // self._columns(width))
+        pitch = self._pitch()
+        return max(0, lines * pitch - GAP_BELOW)
+
+    def sizeHint(self) -> QSize:
+        return QSize(LEAST_WIDTH, self.heightForWidth(max(self.width(), LEAST_WIDTH)))
 
     def minimumSizeHint(self) -> QSize:
-        """That of one column: more must not force the panel wide."""
-        return QSize(160, super().minimumSizeHint().height())
+        return QSize(160, self.sizeHint().height())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self._lay_out()
+        self.updateGeometry()
 
-    def _lay_out(self, force: bool = False) -> None:
-        gap = self._grid.horizontalSpacing()
-        columns = max(1, (self.width() + gap) // (LEAST_WIDTH + gap))
-        if columns == self.columns and not force:
-            return
-        for column in range(self.columns):
-            self._grid.setColumnStretch(column, 0)
-        self.columns = columns
+    def _pitch(self) -> int:
+        """From the top of one line of charts to that of the next."""
+        return max((chart.height for chart in self.charts), default=0) + GAP_BELOW
+
+    def place(self, index: int) -> QRect:
+        """Where a chart is."""
+        line, column = divmod(index, self.columns)
+        width = (self.width() + GAP) // self.columns - GAP
+        return QRect(column * (width + GAP), line * self._pitch(), width, self.charts[index].height)
+
+    # Painting ----------------------------------------------------------------------------------------------------
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
         for index, chart in enumerate(self.charts):
-            self._grid.addWidget(chart, index // columns, index % columns)
-        for column in range(columns):
-            self._grid.setColumnStretch(column, 1)
+            place = self.place(index)
+            if place.intersects(event.rect()):
+                self._paint_chart(painter, chart, place)
+
+    def _paint_chart(self, painter: QPainter, chart: BarChart, place: QRect) -> None:
+        theme, bold, small = self._theme, QFontMetrics(self._bold), QFontMetrics(self._small)
+        baseline = place.top() + (CAPTION + bold.ascent() - bold.descent()) // 2
+        painter.setFont(self._bold)
+        painter.setPen(theme.text)
+        painter.drawText(place.left(), baseline, chart.title)
+        painter.setFont(self._small)
+        painter.setPen(theme.muted)
+        at = bold.horizontalAdvance(chart.title) + 8
+        if at + small.horizontalAdvance(chart.note) <= place.width():
+            painter.drawText(place.left() + at, baseline, chart.note)
+        widest = max((small.horizontalAdvance(bar.cell.variant) + 2 for bar in chart.bars), default=0)
+        names = min(widest, round(place.width() * NAME_SHARE))
+        figures = max((small.horizontalAdvance(bar.cell.text) for bar in chart.bars), default=0) + 6
+        room, largest = max(8, place.width() - names - 6 - figures), chart.largest
+        for row, bar in enumerate(chart.bars):
+            line = QRect(place.left(), place.top() + CAPTION + row * ROW, names, ROW)
+            area = QRect(place.left() + names + 6, line.top(), room, ROW)
+            self._paint_bar(painter, bar, line, area, largest)
+
+    def _paint_bar(self, painter: QPainter, bar: Bar, name: QRect, area: QRect, largest: float) -> None:
+        theme, small, cell = self._theme, QFontMetrics(self._small), bar.cell
+        baseline = area.top() + (ROW + small.ascent() - small.descent()) // 2
+        painter.setPen(theme.text)
+        elided = small.elidedText(cell.variant, Qt.TextElideMode.ElideRight, name.width())
+        painter.drawText(name.left(), baseline, elided)
+        end = area.left()
+        if usable(cell.value) and largest > 0:
+            length = max(1, round(area.width() * (cell.value / largest)))
+            box = QRect(area.left(), area.top() + 4, length, ROW - 8)
+            painter.fillRect(box, theme.padding if bar.baseline else theme.accent)
+            if bar.baseline:  # apart from the others in more than colour
+                painter.fillRect(box, QBrush(theme.card, PATTERN_BRUSHES["hatch"]))
+            end = box.right() + 1
+            if usable(cell.low) and usable(cell.high) and cell.high > cell.low:
+                end = max(end, self._paint_whisker(painter, cell, area, largest))
+        painter.setPen(theme.text if usable(cell.value) else theme.muted)
+        painter.drawText(end + 5, baseline, cell.text)
+
+    def _paint_whisker(self, painter: QPainter, cell: Cell, area: QRect, largest: float) -> int:
+        left = area.left() + round(area.width() * (cell.low / largest))
+        right = area.left() + round(area.width() * (cell.high / largest))
+        middle = area.center().y()
+        painter.setPen(QPen(self._theme.text, 1))
+        painter.drawLine(left, middle, right, middle)
+        for x in (left, right):
+            painter.drawLine(x, middle - 4, x, middle + 4)
+        return right + 1
+
+    # Pointing ----------------------------------------------------------------------------------------------------
+
+    def tip_at(self, position: QPoint) -> str:
+        for index, chart in enumerate(self.charts):
+            place = self.place(index)
+            if place.contains(position):
+                return chart.tip(position.y() - place.top())
+        return ""
+
+    def event(self, event: QEvent) -> bool:
+        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
+            tip = self.tip_at(event.pos())
+            if tip:
+                QToolTip.showText(event.globalPos(), tip, self)
+            else:
+                QToolTip.hideText()
+            return True
+        return super().event(event)

@@ -30,6 +30,8 @@ from app.theme import AXIS_PX, Theme, request_color
 from app.widgets import paint_swatch
 from app.words import seconds_label
 
+DOT_FROM = 6
+"""Logical pixels of a row from which each has its dot."""
 DRAG_FROM = 4
 """Pixels the mouse must move with its button held before that is a drag."""
 
@@ -157,9 +159,11 @@ class CompareTimelinePlot(Plot):
         right = self.area.left() - 2 * TICK_GAP - size
         for row, request in enumerate(self._shown(layout)):
             middle = top + (row + 0.5) * layout.pitch
-            dot = QRectF(self.area.left() - TICK_GAP - size, middle - size / 2, size, size)
-            paint_swatch(painter, dot, request_color(request, self.theme), "dot", self.theme.card)
-            if row % every == 0:
+            numbered = row % every == 0
+            if numbered or layout.pitch >= DOT_FROM:
+                dot = QRectF(self.area.left() - TICK_GAP - size, middle - size / 2, size, size)
+                paint_swatch(painter, dot, request_color(request, self.theme), "dot", self.theme.card)
+            if numbered:
                 box = QRectF(0, middle - self.metrics.height() / 2, right + 2, self.metrics.height())
                 painter.setPen(self.theme.muted)
                 painter.drawText(box, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, f"{request}")

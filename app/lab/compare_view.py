@@ -133,7 +133,7 @@ class CompareView(QWidget):
         assert self.result is not None
         baseline = self.result.baseline
         bars = [Bar(cell, cell.variant == baseline) for cell in self.result.cells(figure)]
-        return BarChart(self._theme, figure.label, figure.direction, figure.meaning, bars)
+        return BarChart(figure.label, figure.direction, figure.meaning, bars)
 
     def _show_request(self, request: int | None) -> None:
         """How long a request took in every variant."""

@@ -11,7 +11,7 @@ from PySide6.QtCore import QPoint, QPointF, Qt
 from PySide6.QtGui import QWheelEvent
 from PySide6.QtWidgets import QApplication
 
-from app.lab.compare_bars import LEAST_WIDTH, Bar, BarChart
+from app.lab.compare_bars import CAPTION, LEAST_WIDTH, ROW, Bar, BarChart, BarGrid
 from app.lab.compare_result import RECORDED, Cell, ComparedResult
 from app.lab.compare_timelines import CompareTimelines
 from app.lab.compare_view import CompareView
@@ -287,9 +287,19 @@ def test_ratios_go_below_where_there_is_no_room(crunch: dict, qtbot, theme: Them
 def test_odd_numbers_never_blank_a_chart(qtbot, theme: Theme) -> None:
     values = [math.nan, math.inf, -math.inf, None, 1e300, 5.0, 0.0]
     bars = [Bar(Cell(f"v{i}", f"{value}", value, value, value)) for i, value in enumerate(values)]
-    chart = BarChart(theme, "figure", "higher is better", "What it means.", bars)
-    qtbot.addWidget(chart)
-    chart.resize(400, chart.sizeHint().height())
-    picture = chart.grab().toImage()
-    middle = 22 + 4 * 20 + 10
+    grid = BarGrid(theme)
+    qtbot.addWidget(grid)
+    grid.show_charts([BarChart("figure", "higher is better", "What it means.", bars)])
+    grid.resize(400, grid.heightForWidth(400))
+    picture = grid.grab().toImage()
+    middle = CAPTION + 4 * ROW + ROW // 2
     assert any(picture.pixelColor(x, middle) == theme.accent for x in range(400)), "the largest finite one has a bar"
+
+
+def test_bars_say_what_they_show(crunch: dict, qtbot, theme: Theme) -> None:
+    view = shown(qtbot, theme, crunch)
+    place = view.bars.place(1)
+    assert view.bars.tip_at(place.topLeft() + QPoint(5, 5)) == view.bars.charts[1].meaning
+    words = view.bars.tip_at(place.topLeft() + QPoint(5, CAPTION + 5))
+    assert words.startswith("static, the baseline: ") and "over 3 seeds" in words
+    assert words in view.bars.accessibleDescription()
