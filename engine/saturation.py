@@ -32,8 +32,7 @@ from typing import Any
 
 from engine.load_shapes import Arrivals
 from engine.metrics import RequestTimeline, distribution
-from engine.workload import Workload
-from engine.workload_files import request_seed
+from engine.workload import Workload, with_seed
 
 KEPT_UP = 0.95
 """Achieved over offered throughput from which on a probe counts as served."""
@@ -41,8 +40,9 @@ TOLERANCE = 1.05
 """Ratio of the two rates between which the search ends."""
 MOST_PROBES = 16
 PROBE_REQUESTS = 48
-"""Requests of a probe; below :data:`LEAST_REQUESTS` thirds say nothing."""
+"""Of a probe, at least."""
 LEAST_REQUESTS = 12
+"""With fewer completed, thirds say nothing."""
 FIRST_RATE = 1.0
 """Requests per second of the first probe, where the load names none."""
 LEAST_RATE, HIGHEST_RATE = 1e-3, 1e4
@@ -178,23 +178,21 @@ class SaturationSearch:
         }
 
 
+def probe_size(max_num_seqs: int) -> int:
+    """Requests of a probe: a queue is there only once the slots are taken, and is to grow for a while then."""
+    return max(PROBE_REQUESTS, 2 * max_num_seqs)
+
+
 def first_rate_of(workload: Workload) -> float:
     """The rate that a load names, else :data:`FIRST_RATE`."""
     rate = workload.arrivals.request_rate
     return rate if rate is not None and math.isfinite(rate) else FIRST_RATE
 
 
-def probe_workload(workload: Workload, rate: float, number: int, requests: int = PROBE_REQUESTS) -> Workload:
-    """``requests`` of the load's, gone through in turn, at ``rate``: in an open loop, with synthetic prompts of their own
-    for each probe ``number``, so that none finds those of another in the prefix cache."""
+def probe_workload(workload: Workload, rate: float, number: int, requests: int) -> Workload:
+    """``requests`` of the load, gone through in turn, in an open loop at ``rate``. Each probe ``number`` has synthetic
+    prompts of its own, so that none finds those of another in the prefix cache."""
     seed = 1_000 + number
-    chosen = tuple(
-        replace(
-            request,
-            arrival_s=0.0,
-            seed=request_seed(seed, index),
-            prefix=tuple((tokens, piece + request_seed(seed, 0)) for tokens, piece in request.prefix),
-        )
-        for index, request in enumerate(islice(cycle(workload.requests), requests))
-    )
-    return replace(workload, requests=chosen).with_arrivals(Arrivals(request_rate=rate, burstiness=math.inf), seed)
+    chosen = tuple(replace(request, arrival_s=0.0) for request in islice(cycle(workload.requests), requests))
+    probe = with_seed(replace(workload, requests=chosen), seed)
+    return probe.with_arrivals(Arrivals(request_rate=rate, burstiness=math.inf), seed)

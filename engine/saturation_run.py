@@ -20,16 +20,11 @@ from engine.bench_run import WorkloadRun, prepare, warm_up_requests
 from engine.config import EngineConfig
 from engine.failures import step_failure
 from engine.output_files import OutputFailure, printing, write_target
-from engine.saturation import PROBE_REQUESTS, Probe, SaturationSearch, first_rate_of, judge, probe_workload
+from engine.saturation import Probe, SaturationSearch, first_rate_of, judge, probe_size, probe_workload
 from engine.workload import Workload
 
 if TYPE_CHECKING:
     from engine.loader import LoadedEngine
-
-
-def probe_size(max_num_seqs: int) -> int:
-    """Requests of a probe: a queue is there only once the slots are taken, and is to grow for a while then."""
-    return max(PROBE_REQUESTS, 2 * max_num_seqs)
 
 
 def find_rate(

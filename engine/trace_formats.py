@@ -30,12 +30,18 @@ import msgspec
 
 from engine.json_array import array_entries
 from engine.load_shapes import MAX_DRAWN_LENGTH
-from engine.workload_files import BATCHSCOPE, Row, WorkloadError, WorkloadRequest, parse_row, request_seed
+from engine.workload_files import (
+    BATCHSCOPE,
+    Row,
+    WorkloadError,
+    WorkloadRequest,
+    estimated_tokens,
+    parse_row,
+    request_seed,
+)
 
 HEAD_BYTES = 1 << 20
 """Of a file: enough to tell its format by."""
-BYTES_PER_TOKEN = 4
-"""Of text whose tokens nobody has counted."""
 CUSTOM_OUTPUT_TOKENS = 256
 """Longest answer to a vLLM custom prompt that names none, as ``vllm bench serve`` has it; the model may end it."""
 MOONCAKE_BLOCK = 512
@@ -302,7 +308,7 @@ class _ShareGPT:
         if not question.strip() or not answer.strip():
             raise Rejected("an empty turn")
         return WorkloadRequest(
-            output_tokens=_tokens(max(1, round(len(answer.encode()) / BYTES_PER_TOKEN)), "output"),
+            output_tokens=_tokens(estimated_tokens(answer), "output"),
             prompt=question,
             clip=True,
         )

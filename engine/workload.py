@@ -44,14 +44,27 @@ from engine.load_shapes import (
     arrival_times,
     draw_lengths,
     draw_shares,
+    longest,
     parse_ramp,
     synthetic_prompt,
 )
 from engine.traces import load_workload
-from engine.workload_files import BATCHSCOPE, MAX_REQUESTS, Workload, WorkloadError, WorkloadRequest, request_seed
+from engine.workload_files import (
+    BATCHSCOPE,
+    MAX_REQUESTS,
+    RowCounts,
+    Workload,
+    WorkloadError,
+    WorkloadRequest,
+    estimated_tokens,
+    prompt_length,
+    request_seed,
+    with_seed,
+)
 
 __all__ = [
     "BATCHSCOPE",
+    "MAX_REQUESTS",
     "Arrivals",
     "EngineOptions",
     "Exponential",
@@ -59,6 +72,7 @@ __all__ = [
     "LogNormal",
     "Normal",
     "PriorityShare",
+    "RowCounts",
     "Scenario",
     "ShapeError",
     "SharedPrefix",
@@ -70,11 +84,15 @@ __all__ = [
     "WorkloadRequest",
     "WorkloadShape",
     "arrival_times",
+    "estimated_tokens",
     "list_scenarios",
     "load_scenario",
     "load_workload",
+    "longest",
     "parse_ramp",
+    "prompt_length",
     "synthetic_prompt",
+    "with_seed",
 ]
 
 SCENARIO_FOLDER = Path(__file__).resolve().parents[1] / "assets" / "scenarios"

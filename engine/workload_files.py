@@ -87,6 +87,20 @@ class WorkloadRequest:
         return max(1, context - self.output_tokens, context // 2)
 
 
+BYTES_PER_TOKEN = 4
+"""Of text whose tokens nobody has counted."""
+
+
+def estimated_tokens(text: str) -> int:
+    """About how many tokens a text is, without a tokeniser; at least 1."""
+    return max(1, round(len(text.encode()) / BYTES_PER_TOKEN))
+
+
+def prompt_length(request: WorkloadRequest) -> int:
+    """Tokens of its prompt; 0 of a text, whose tokens only a tokeniser knows."""
+    return request.prompt_tokens or len(request.prompt_token_ids or ())
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowCounts:
     """What became of the rows of a workload file."""
@@ -227,3 +241,21 @@ def parse_row(line: bytes, where: str, seed: int, index: int) -> WorkloadRequest
 
 def request_seed(seed: int, index: int) -> int:
     return seed * MAX_REQUESTS + index
+
+
+def with_seed(workload: Workload, seed: int) -> Workload:
+    """The same requests with other synthetic prompts: as equal among themselves, equal to none of another seed."""
+    requests = tuple(
+        dataclasses.replace(
+            request,
+            seed=request_seed(seed, index),
+            prefix=tuple((tokens, _mixed(piece, seed)) for tokens, piece in request.prefix),
+        )
+        for index, request in enumerate(workload.requests)
+    )
+    return dataclasses.replace(workload, requests=requests)
+
+
+def _mixed(piece: int, seed: int) -> int:
+    """Within 64 bits; different for different pieces of one seed, and for different seeds of one piece."""
+    return (1 << 62) + (piece + (seed + 1) * 1_000_003) % (1 << 62)

@@ -1,84 +1,41 @@
-"""What the load panel offers and checks, without Qt: a workload by its ranges, and whether this engine can serve it."""
+"""What the load panel checks and shows, without Qt: whether this engine can serve a load, and a result's figures."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from app.words import count
 from engine.config import EngineConfig
 from engine.messages import ModelInfo
 from engine.metrics import RequestTimeline, distribution
-from engine.workload import (
-    Arrivals,
-    EngineOptions,
-    PriorityShare,
-    Uniform,
-    Workload,
-    WorkloadShape,
-)
+from engine.workload import EngineOptions, Workload, WorkloadShape, longest, prompt_length
 
-ArrivalKind = Literal["at once", "closed loop", "open loop"]
 NOT_AVAILABLE = "n/a"
 LIVE_ROWS = (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"), ("E2EL", "e2el"))
+ORIGIN_ROWS = (
+    ("due TTFT", "schedule_ttft"),
+    ("due E2EL", "schedule_e2el"),
+    ("service TTFT", "service_ttft"),
+    ("service E2EL", "service_e2el"),
+)
+"""From the intended arrival, and from the first admission."""
 LIVE_COLUMNS = ("mean", "p50", "p90", "p99")
 
 
-@dataclass(frozen=True, slots=True)
-class LoadRanges:
-    """A load by its ranges; lengths in tokens."""
-
-    requests: int = 16
-    prompt_low: int = 32
-    prompt_high: int = 128
-    output_low: int = 16
-    output_high: int = 64
-    arrivals: ArrivalKind = "at once"
-    concurrency: int = 4
-    """Closed loop: requests in flight."""
-    rate: float = 2.0
-    """Open loop: requests per second."""
-    burstiness: float = 1.0
-    """Open loop: 1 is Poisson."""
-    urgent_percent: int = 0
-    """Share of requests of priority 0; the others have priority 1. 0: all alike."""
-    seed: int = 0
-
-    def fault(self, max_model_len: int | None) -> str:
-        """Why this load cannot be started; empty where it can."""
-        for name, low, high in (
-            ("Prompt", self.prompt_low, self.prompt_high),
-            ("Answer", self.output_low, self.output_high),
-        ):
-            if low > high:
-                return f"{name} lengths run from {low:,} to {high:,} tokens: the first must not be the larger."
-        longest = self.prompt_high + self.output_high
-        if max_model_len is not None and longest > max_model_len:
-            return (
-                f"A prompt of up to {self.prompt_high:,} and an answer of up to {self.output_high:,} tokens make "
-                f"{longest:,}; the model's context holds {max_model_len:,}. Lower one of them."
-            )
+def shape_fault(shape: WorkloadShape, max_model_len: int | None) -> str:
+    """Why a load of these numbers cannot be served by a model of that context; empty where it can."""
+    prompt, output = longest(shape.prompt_tokens), longest(shape.output_tokens)
+    shared = shape.shared_prefix.tokens if shape.shared_prefix else 0
+    total = shared + prompt + output
+    if max_model_len is None or total <= max_model_len:
         return ""
-
-    def build(self) -> Workload:
-        """Draw the requests. Raises :class:`engine.workload.ShapeError`."""
-        arrivals = Arrivals()
-        if self.arrivals == "closed loop":
-            arrivals = Arrivals(max_concurrency=self.concurrency)
-        elif self.arrivals == "open loop":
-            arrivals = Arrivals(request_rate=self.rate, burstiness=self.burstiness)
-        priorities = []
-        if self.urgent_percent:
-            priorities = [PriorityShare(0, self.urgent_percent), PriorityShare(1, 100 - self.urgent_percent)]
-        shape = WorkloadShape(
-            requests=self.requests,
-            prompt_tokens=Uniform(low=self.prompt_low, high=self.prompt_high),
-            output_tokens=Uniform(low=self.output_low, high=self.output_high),
-            priorities=priorities,
-            arrivals=arrivals,
-            seed=self.seed,
-        )
-        return shape.build("ranges")
+    beginning = f"A shared beginning of {shared:,}, a" if shared else "A"
+    return (
+        f"{beginning} prompt of up to {prompt:,} and an answer of up to {output:,} tokens make {total:,}; the model's "
+        f"context holds {max_model_len:,}. Lower one of them."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +47,31 @@ class RequestLength:
 
 
 def lengths_of(workload: Workload) -> list[RequestLength]:
-    return [RequestLength(r.prompt_tokens or len(r.prompt_token_ids or ()), r.output_tokens) for r in workload.requests]
+    return [RequestLength(prompt_length(r), r.output_tokens) for r in workload.requests]
+
+
+def clip_remarks(workload: Workload, max_model_len: int) -> list[str]:
+    """What of a trace is longer than the model's context, and what becomes of it."""
+    counted = [r for r in workload.requests if r.clip and r.prompt is None]
+    clipped = sum(r.clipped(prompt_length(r), max_model_len) is not r for r in counted)
+    remarks = []
+    if clipped:
+        remarks.append(
+            f"{clipped:,} of {count(len(workload.requests), 'request')} will be clipped to the model's context of "
+            f"{max_model_len:,} tokens."
+        )
+    if any(r.clip and r.prompt is not None for r in workload.requests):
+        remarks.append(
+            f"Prompts are texts: the engine counts their tokens and clips what is longer than its context of "
+            f"{max_model_len:,}."
+        )
+    return remarks
+
+
+def fitted(workload: Workload, max_model_len: int) -> Workload:
+    """The workload with the lengths that remain of what is clipped."""
+    requests = tuple(r.clipped(prompt_length(r), max_model_len) for r in workload.requests)
+    return dataclasses.replace(workload, requests=requests)
 
 
 def misfits(lengths: list[RequestLength], info: ModelInfo) -> list[str]:
@@ -194,15 +175,19 @@ def live_latencies(timelines: list[RequestTimeline], *, open_loop: bool) -> dict
     result |= distribution((gap for t in timelines for gap in t.itls), "itl")
     result |= distribution((t.tpot for t in timelines if t.completed), "tpot")
     result |= distribution((t.e2el(o) for t, o in pairs if t.completed), "e2el")
+    result |= distribution((t.ttft(t.scheduled) for t in timelines), "schedule_ttft")
+    result |= distribution((t.ttft(t.service_origin) for t in timelines), "service_ttft")
+    result |= distribution((t.e2el(t.scheduled) for t in timelines if t.completed), "schedule_e2el")
+    result |= distribution((t.e2el(t.service_origin) for t in timelines if t.completed), "service_e2el")
     return result
 
 
 def milliseconds(value: float | None) -> str:
-    """A latency for a reader: ms below ten seconds, else seconds; ``n/a`` without a sample."""
+    """A latency for a reader: ms below a second, else seconds; ``n/a`` without a sample."""
     if value is None:
         return NOT_AVAILABLE
-    if value >= 10_000:
-        return f"{value / 1e3:,.1f} s"
+    if value >= 999.5:
+        return f"{value / 1e3:,.1f} s" if value >= 9_995 else f"{value / 1e3:.2f} s"
     return f"{value:,.0f} ms" if value >= 100 else f"{value:,.1f} ms"
 
 
@@ -223,11 +208,16 @@ def result_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("all tokens/s", number("total_token_throughput", 1)),
         ("requests/s", number("request_throughput", 2)),
         ("most at once", number("max_concurrent_requests")),
-        ("service E2EL p50", milliseconds(summary.get("p50_service_e2el_ms"))),
         ("preemptions", number("preemptions")),
         ("recomputed tokens", number("recomputed_tokens")),
         ("prefix-hit tokens", number("prefix_hit_tokens")),
     ]
+    if summary.get("goodput_objectives_ms"):
+        rows.insert(8, ("goodput, requests/s", number("request_goodput", 2)))
+    if summary.get("rows_clipped"):
+        rows.append(("clipped requests", number("rows_clipped")))
+    if summary.get("paused_seconds"):
+        rows.append(("held up meanwhile", number("paused_seconds", 1, " s")))
     if summary.get("swapped_blocks"):
         rows.append(("swapped blocks", number("swapped_blocks")))
     if summary.get("padding_tokens"):

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from app.lab.load_run import LoadRun
     from app.selection import Selection
 
-COLUMNS = ("request", "priority", "tokens", "TTFT", "E2EL", "ended")
+COLUMNS = ("request", "priority", "tokens", "TTFT", "E2EL", "goals", "ended")
 FIGURES = (1, 2, 3, 4)
-WIDTHS = (56, 54, 74, 62, 62, 54)
-"""Of the columns, in parts of the table's width."""
+WIDTHS = (58, 54, 74, 58, 58, 58, 54)
+"""Of the columns, in pixels at least; what room there is more is shared out alike."""
+GIVE_WAY = ("ended", "priority")
+"""Columns that are left out where there is no room for all, in this order."""
 LEAST_ROWS, USUAL_ROWS = 3, 8
 """Rows that are seen at once, where there are so many."""
 Index = QModelIndex | QPersistentModelIndex
@@ -97,6 +99,9 @@ class RequestModel(QAbstractTableModel):
         if column == "tokens":
             prompt = f"{timeline.prompt_tokens:,}" if timeline.prompt_tokens else "…"
             return f"{prompt} + {len(timeline.token_ids):,}"
+        if column == "goals":
+            met = self._run.meets_objectives(row)
+            return "" if met is None else "met" if met else "missed"
         if column == "ended":
             return timeline.finish_reason or ("" if self._run.active else "not finished")
         value = timeline.ttft(origin) if column == "TTFT" else timeline.e2el(origin) if timeline.completed else None
@@ -111,6 +116,8 @@ class RequestTable(Table):
     def __init__(self, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._selection = selection
+        self._pointless: set[str] = set()
+        """Columns that say nothing of this run."""
         self.requests = RequestModel(theme)
         self.requests.setParent(self)
         self.setModel(self.requests)
@@ -134,7 +141,9 @@ class RequestTable(Table):
     def show_run(self, run: LoadRun) -> None:
         self.requests.show_run(run)
         alike = len({request.priority for request in run.workload.requests}) == 1
-        self.setColumnHidden(COLUMNS.index("priority"), alike)
+        self._pointless = {"priority"} if alike else set()
+        if not run.objectives:
+            self._pointless.add("goals")
         self._fit_columns()
         self.setMaximumHeight(self._height(self.requests.rowCount()))
         self.updateGeometry()
@@ -153,11 +162,17 @@ class RequestTable(Table):
         return height + 2 * self.frameWidth()
 
     def _fit_columns(self) -> None:
-        """Narrow or wide, all columns are seen: the figures get the room that they need first."""
-        shown = [column for column in range(len(COLUMNS)) if not self.isColumnHidden(column)]
-        room, parts = self.viewport().width(), sum(WIDTHS[column] for column in shown)
-        for column in shown:
-            self.setColumnWidth(column, room * WIDTHS[column] // parts)
+        """The columns that there is room for, as wide as the table."""
+        room = self.viewport().width()
+        shown = [column for column, name in enumerate(COLUMNS) if name not in self._pointless]
+        for name in GIVE_WAY:
+            if sum(WIDTHS[column] for column in shown) > room and COLUMNS.index(name) in shown:
+                shown.remove(COLUMNS.index(name))
+        parts = sum(WIDTHS[column] for column in shown)
+        for column in range(len(COLUMNS)):
+            self.setColumnHidden(column, column not in shown)
+            if column in shown:
+                self.setColumnWidth(column, room * WIDTHS[column] // parts)
 
     def _row_chosen(self, current: QModelIndex, _previous: QModelIndex) -> None:
         number = self.requests.request_id(current.row()) if current.isValid() else None

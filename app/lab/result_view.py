@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QGridLayout, QLabel, QWidget
+from PySide6.QtWidgets import QGridLayout, QLabel, QVBoxLayout, QWidget
 
-from app.lab.load_model import LIVE_COLUMNS, LIVE_ROWS, milliseconds
+from app.lab.fold import Fold
+from app.lab.load_model import LIVE_COLUMNS, LIVE_ROWS, ORIGIN_ROWS, milliseconds, result_rows
 from app.theme import SPACING
 from app.widgets import label
 
@@ -17,7 +19,13 @@ TOOLTIPS = {
     "tpot": "Time per output token after the first: (E2EL − TTFT) / (output tokens − 1)",
     "itl": "Inter-token latency: the gap between two tokens",
     "e2el": "End-to-end latency: to the last token",
+    "schedule_ttft": "From the intended arrival to the first token, whoever held it up",
+    "schedule_e2el": "From the intended arrival to the last token, whoever held it up",
+    "service_ttft": "From the first admission to the first token: without the queue",
+    "service_e2el": "From the first admission to the last token: without the queue",
 }
+ORIGINS = (("due", "schedule"), ("service", "service"))
+"""From when on a latency counts, in a word, and the prefix of its key."""
 RESULT_COLUMNS = 2
 """Name-and-figure pairs side by side, where there is room for them."""
 
@@ -29,21 +37,21 @@ def _figure(text: str = "") -> QLabel:
 
 
 class PercentileGrid(QWidget):
-    """TTFT, TPOT, ITL and E2EL against mean and percentiles; ``n/a`` where there is no sample."""
+    """Latencies against mean and percentiles; ``n/a`` where there is no sample. ``rows``: name and key of each."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(self, rows: Sequence[tuple[str, str]] = LIVE_ROWS, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         grid = QGridLayout(self)
         grid.setContentsMargins(0, 0, 0, 0)
         grid.setHorizontalSpacing(SPACING)
-        grid.setVerticalSpacing(SPACING // 2)
+        grid.setVerticalSpacing(SPACING // 4)
         self.cells: dict[str, QLabel] = {}
         for column, name in enumerate(LIVE_COLUMNS, start=1):
             head = label(name, "muted")
             head.setAlignment(Qt.AlignmentFlag.AlignRight)
             grid.addWidget(head, 0, column)
             grid.setColumnStretch(column, 1)
-        for row, (name, key) in enumerate(LIVE_ROWS, start=1):
+        for row, (name, key) in enumerate(rows, start=1):
             head = label(name, "muted")
             head.setToolTip(TOOLTIPS[key])
             grid.addWidget(head, row, 0)
@@ -121,3 +129,37 @@ class ResultGrid(QWidget):
         for column in range(RESULT_COLUMNS):
             self._grid.setColumnStretch(column * 3 + 1, int(column < columns))
             self._grid.setColumnMinimumWidth(column * 3 + 2, SPACING if column + 1 < columns else 0)
+
+
+class LoadFigures(QWidget):
+    """The latencies of a load while it runs and afterwards, and its result."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.percentiles = PercentileGrid()
+        self.origins = PercentileGrid(ORIGIN_ROWS)
+        self.origins_fold = Fold("Queue and service", self.origins)
+        self.result = ResultGrid()
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(SPACING // 2)
+        for widget in (self.percentiles, self.origins_fold, self.result):
+            column.addWidget(widget)
+        self.origins_fold.hide()
+        self.result.hide()
+
+    def begin(self) -> None:
+        self.result.hide()
+        self.origins_fold.show()
+
+    def show_latencies(self, figures: dict[str, Any]) -> None:
+        """Percentiles from the origin that counts here, and from both others: closed, the fold names their P99."""
+        self.percentiles.show_figures(figures)
+        self.origins.show_figures(figures)
+        parts = (f"{name} {milliseconds(figures[f'p99_{key}_e2el_ms'])}" for name, key in ORIGINS)
+        self.origins_fold.say("P99 E2EL: " + ", ".join(parts))
+
+    def show_summary(self, summary: dict[str, Any]) -> None:
+        self.show_latencies(summary)
+        self.result.show_rows(result_rows(summary))
+        self.result.show()

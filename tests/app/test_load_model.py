@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
 from app.lab.load_model import (
-    LoadRanges,
     RequestLength,
     ScenarioConfigs,
+    clip_remarks,
     differences,
+    fitted,
+    lengths_of,
     live_latencies,
     milliseconds,
     misfits,
     result_rows,
+    shape_fault,
 )
 from app.lab.load_run import SENT_AT_ONCE, LoadRun
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.events import Admitted, RunTotals, StepRecord, StepTimings
 from engine.messages import ModelInfo, Output
 from engine.metrics import RequestTimeline
-from engine.workload import Arrivals, EngineOptions, Workload, WorkloadRequest
+from engine.workload import (
+    Arrivals,
+    EngineOptions,
+    LogNormal,
+    RowCounts,
+    SharedPrefix,
+    Uniform,
+    Workload,
+    WorkloadRequest,
+    WorkloadShape,
+)
 from tests.app.scripted import ScriptedClient
 
 
@@ -33,30 +45,16 @@ def info() -> ModelInfo:
     return ScriptedClient(num_blocks=10, max_model_len=200).info()
 
 
-# Ranges --------------------------------------------------------------------------------------------------------------
+# Numbers of one's own -------------------------------------------------------------------------------------------------
 
 
-def test_ranges_become_a_workload() -> None:
-    ranges = LoadRanges(
-        requests=200, prompt_low=5, prompt_high=9, output_low=2, output_high=2, urgent_percent=25, seed=3
-    )
-    workload = ranges.build()
-    assert len(workload.requests) == 200 and not workload.open_loop
-    assert {r.prompt_tokens for r in workload.requests} == {5, 6, 7, 8, 9}
-    assert {r.output_tokens for r in workload.requests} == {2}
-    assert 25 < sum(r.priority == 0 for r in workload.requests) < 80
-    assert {r.priority for r in replace(ranges, urgent_percent=0).build().requests} == {0}
-    assert replace(ranges, arrivals="closed loop", concurrency=7).build().arrivals.max_concurrency == 7
-    rated = replace(ranges, arrivals="open loop", rate=10.0).build()
-    assert rated.open_loop and rated.requests[-1].arrival_s == pytest.approx(20, rel=0.3)
-
-
-def test_ranges_that_cannot_be() -> None:
-    assert LoadRanges().fault(2048) == ""
-    assert LoadRanges().fault(None) == ""
-    assert "64 to 32" in LoadRanges(prompt_low=64, prompt_high=32).fault(None)
-    fault = LoadRanges(prompt_high=1_500, output_high=1_000).fault(2_048)
-    assert "2,500" in fault and "2,048" in fault
+def test_numbers_that_the_model_cannot_hold() -> None:
+    shape = WorkloadShape(4, Uniform(low=5, high=1_500), LogNormal(50, 0.5, 1, 1_000))
+    assert shape_fault(shape, None) == "" and shape_fault(shape, 2_500) == ""
+    fault = shape_fault(shape, 2_048)
+    assert "1,500" in fault and "2,500" in fault and "2,048" in fault
+    shared = msgspec.structs.replace(shape, prompt_tokens=[3, 9], output_tokens=7, shared_prefix=SharedPrefix(2_040))
+    assert shape_fault(shared, 2_056) == "" and "beginning of 2,040" in shape_fault(shared, 2_048)
 
 
 # Fit -----------------------------------------------------------------------------------------------------------------
@@ -71,6 +69,18 @@ def test_misfits_name_the_numbers(info: ModelInfo) -> None:
     assert "1 answer will end at the model's context of 200" in cut
     (large,) = misfits([RequestLength(100, 90)], info)
     assert "10 blocks of 16, 160 tokens" in large
+
+
+def test_what_is_clipped_is_said_and_then_fits(info: ModelInfo) -> None:
+    counted = WorkloadRequest(20, prompt_tokens=500, clip=True)
+    workload = Workload("x", (counted, counted, WorkloadRequest(9, prompt_tokens=20, clip=True)))
+    assert clip_remarks(workload, 200) == ["2 of 3 requests will be clipped to the model's context of 200 tokens."]
+    assert lengths_of(fitted(workload, 200))[0] == RequestLength(180, 20)
+    assert not [s for s in misfits(lengths_of(fitted(workload, 200)), info) if "refused" in s]
+    text = Workload("x", (WorkloadRequest(20, prompt="x", clip=True),))
+    (remark,) = clip_remarks(text, 200)
+    assert "the engine counts their tokens and clips" in remark
+    assert clip_remarks(Workload("x", (WorkloadRequest(20, prompt_tokens=500),)), 200) == []
 
 
 def test_differences_are_named_as_on_the_command_line() -> None:
@@ -112,11 +122,15 @@ def test_a_scenario_goes_over_what_the_user_chose_not_over_the_last_scenario() -
 
 
 def test_figures_for_a_reader() -> None:
-    assert [milliseconds(v) for v in (None, 0.0, 12.34, 1_234.5, 12_345.6)] == [
+    values = (None, 0.0, 12.34, 123.4, 999.6, 1_234.5, 9_996.0, 12_345.6)
+    assert [milliseconds(v) for v in values] == [
         "n/a",
         "0.0 ms",
         "12.3 ms",
-        "1,234 ms",
+        "123 ms",
+        "1.00 s",
+        "1.23 s",
+        "10.0 s",
         "12.3 s",
     ]
     rows = dict(
@@ -158,10 +172,21 @@ class Clock:
         return self.now
 
 
-def make_run(*requests: WorkloadRequest, **arrivals: Any) -> tuple[LoadRun, FakeBridge, Clock]:
+def make_run(
+    *requests: WorkloadRequest, warm_up: int = 0, objectives: dict[str, float] | None = None, **arrivals: Any
+) -> tuple[LoadRun, FakeBridge, Clock]:
     bridge, clock = FakeBridge(), Clock()
-    workload = Workload("x", requests, Arrivals(**arrivals))
-    return LoadRun(workload, bridge, vocab_size=500, totals=RunTotals(preemptions=2), clock=clock), bridge, clock
+    run = LoadRun(
+        Workload("x", requests, Arrivals(**arrivals)),
+        bridge,
+        vocab_size=500,
+        max_model_len=100,
+        totals=RunTotals(preemptions=2),
+        warm_up=warm_up,
+        objectives=objectives,
+        clock=clock,
+    )
+    return run, bridge, clock
 
 
 def request(**given: Any) -> WorkloadRequest:
@@ -271,3 +296,115 @@ def test_records_give_admissions_and_totals_even_a_little_late() -> None:
     summary = run.summary()
     assert (summary["preemptions"], summary["recomputed_tokens"]) == (3, 7), "steps after the end are not of this run"
     assert summary["mean_service_e2el_ms"] == pytest.approx(600)
+
+
+# Warm-up, objectives, clipping ---------------------------------------------------------------------------------------
+
+
+def test_the_warm_up_is_answered_first_and_counts_for_nothing() -> None:
+    """Pitfall L6: neither its tokens, nor its time, nor what it cost the engine, nor its prompts."""
+    run, bridge, clock = make_run(request(seed=4), request(seed=5, prompt_tokens=12), warm_up=3)
+    assert run.pump() is None and run.phase == "warming" and run.warm_up_left == 3
+    assert [s["prompt_tokens"] for s in bridge.sent] == [10, 12, 10]
+    assert (
+        not {s["synthetic_seed"] for s in bridge.sent} & {4, 5} and len({s["synthetic_seed"] for s in bridge.sent}) == 3
+    )
+    for number in (101, 102, 103):
+        clock.now += 10.0
+        end(run, clock, number)
+    run.apply(record(79.5, RunTotals(preemptions=4)))
+    run.pump()
+    assert (run.phase, len(bridge.sent), run.recorder.start) == ("running", 5, 80.0)
+    run.apply(record(79.9, RunTotals(preemptions=7)))  # of the warm-up, but it comes late
+    clock.now += 1.0
+    run.apply(record(80.5, RunTotals(preemptions=8)))
+    end(run, clock, 104)
+    end(run, clock, 105)
+    summary = run.summary()
+    assert (summary["completed"], summary["num_prompts"], summary["total_output_tokens"]) == (2, 2, 4)
+    assert summary["duration"] == pytest.approx(1.0) and summary["preemptions"] == 1
+    assert summary["mean_e2el_ms"] == pytest.approx(1_000)
+
+
+def test_a_warm_up_keeps_to_the_cap_and_can_be_stopped() -> None:
+    run, bridge, clock = make_run(request(), warm_up=3, max_concurrency=2)
+    run.pump()
+    assert len(bridge.sent) == 2
+    end(run, clock, 101, "error", "no")
+    run.pump()
+    assert len(bridge.sent) == 3
+    run.stop()
+    assert run.phase == "stopping" and sorted(bridge.aborted) == [102, 103]
+    end(run, clock, 102, "abort")
+    assert run.phase == "stopping"
+    end(run, clock, 103, "abort")
+    assert run.phase == "stopped" and run.summary()["unfinished"] == 1
+
+
+def test_goodput_and_who_met_the_objectives() -> None:
+    run, _, clock = make_run(request(), request(), request(), objectives={"e2el": 1_500.0})
+    run.pump()
+    clock.now += 1.0
+    end(run, clock, 101)
+    clock.now += 1.0
+    end(run, clock, 102)
+    assert [run.meets_objectives(i) for i in range(3)] == [True, False, None]
+    end(run, clock, 103, "error", "no")
+    assert run.summary()["request_goodput"] == pytest.approx(1 / 2.0)
+    assert dict(result_rows(run.summary()))["goodput, requests/s"] == "0.50"
+    plain, _, _ = make_run(request())
+    assert plain.meets_objectives(0) is None and plain.summary()["request_goodput"] is None
+
+
+def test_what_may_be_clipped_is_sent_clipped_and_counted() -> None:
+    run, bridge, clock = make_run(
+        request(prompt_tokens=400, clip=True),
+        request(prompt_tokens=None, prompt="long", output_tokens=20, clip=True),
+        request(prompt_tokens=None, prompt="short", output_tokens=20, clip=True),
+        request(prompt_tokens=400),
+    )
+    run.workload = Workload("x", run.workload.requests, rows=RowCounts("csv", 4, {}))
+    run.pump()
+    assert bridge.sent[0]["prompt_tokens"] == 98 and bridge.sent[3]["prompt_tokens"] == 400
+    assert [s.get("prompt_limit") for s in bridge.sent] == [None, 80, 80, None], "the engine cuts texts"
+    for number, length in ((101, 98), (102, 80), (103, 33)):
+        run.take_outputs([Output(number, clock(), [1, 2], finish_reason="length", prompt_tokens=length)])
+    end(run, clock, 104, "error", "too long")
+    assert run.summary()["rows_clipped"] == 2
+
+
+# Held up -------------------------------------------------------------------------------------------------------------
+
+
+def test_while_the_engine_pauses_nothing_is_sent_and_the_rest_comes_later_by_as_much() -> None:
+    run, bridge, clock = make_run(request(), request(arrival_s=1.0), request(arrival_s=2.0))
+    run.pump()
+    clock.now += 0.5
+    run.hold()
+    clock.now += 7.0
+    assert run.pump() is None and len(bridge.sent) == 1 and run.held
+    assert run.summary()["paused_seconds"] == pytest.approx(7.0)
+    run.resume()
+    assert run.pump() == pytest.approx(0.5)
+    clock.now += 0.5
+    assert run.pump() == pytest.approx(1.0) and len(bridge.sent) == 2
+    assert bridge.sent[1]["arrival_time"] == pytest.approx(58.0), "the intended arrival has moved, too"
+    end(run, clock, 102)
+    assert run.recorder.timelines[1].e2el(run.recorder.timelines[1].scheduled) == pytest.approx(0.0)
+    run.hold()
+    run.stop()
+    assert not run.held and run.phase == "stopping", "what is held can be stopped"
+
+
+def test_steps_of_a_comparison_are_not_of_the_load() -> None:
+    run, _, clock = make_run(request(), request(arrival_s=50.0))
+    run.pump()
+    run.apply(record(50.1, RunTotals(preemptions=5)))
+    end(run, clock, 101)
+    run.hold()
+    run.take_engine(True)
+    run.apply(record(51.0, RunTotals(preemptions=90), Admitted(102, 0, 0.0, False)))
+    run.take_engine(False)
+    run.resume()
+    run.apply(record(52.0, RunTotals(preemptions=1)))  # of an engine that began afresh
+    assert run.summary()["preemptions"] == 3 + 1

@@ -40,12 +40,12 @@ def sent(rig: Rig) -> list[AddRequest]:
 
 
 def test_every_scenario_and_ranges_are_offered(panel: LoadPanel) -> None:
-    names = [panel.source.itemData(i) for i in range(panel.source.count())]
+    names = [panel.source.choice.itemData(i) for i in range(panel.source.choice.count())]
     assert names == [*list_scenarios(), None]
     panel.select_scenario("bus-and-metro")
-    assert "Three requests at once" in panel.watch.text() and not panel.form.isVisibleTo(panel)
+    assert "Three requests at once" in panel.source.watch.text() and not panel.form.isVisibleTo(panel)
     panel.select_ranges()
-    assert panel.form.isVisibleTo(panel) and not panel.watch.isVisibleTo(panel)
+    assert panel.form.isVisibleTo(panel) and not panel.source.watch.isVisibleTo(panel)
 
 
 def test_a_scenario_runs_to_its_result(rig: Rig, panel: LoadPanel, qtbot) -> None:
@@ -55,9 +55,9 @@ def test_a_scenario_runs_to_its_result(rig: Rig, panel: LoadPanel, qtbot) -> Non
     assert [(c.prompt_tokens, c.ends_after) for c in sent(rig)] == [(100, 50), (200, 150), (150, 80)]
     summary = run_to_the_end(rig, panel)
     assert (summary["completed"], summary["total_output_tokens"]) == (3, 280)
-    assert panel.result.figures["completed"].text() == "3 of 3"
-    assert panel.result.figures["output tokens"].text() == "280"
-    assert panel.percentiles.cells["p50_ttft_ms"].text() not in ("–", "n/a", "")
+    assert panel.figures.result.figures["completed"].text() == "3 of 3"
+    assert panel.figures.result.figures["output tokens"].text() == "280"
+    assert panel.figures.percentiles.cells["p50_ttft_ms"].text() not in ("–", "n/a", "")
     assert panel.progress.value() == panel.progress.maximum() == 3
     assert panel.start_button.isEnabled() and not panel.stop_button.isEnabled()
     assert json.loads(panel.result_json())["completed"] == 3
@@ -87,30 +87,30 @@ def test_stop_aborts_and_keeps_what_completed(rig: Rig, panel: LoadPanel, qtbot)
     assert len([c for c in rig.client.sent if isinstance(c, Abort)]) == 2
     summary = run_to_the_end(rig, panel)
     assert (summary["completed"], summary["unfinished"]) == (1, 2)
-    assert panel.result.figures["not finished"].text() == "2"
+    assert panel.figures.result.figures["not finished"].text() == "2"
     assert panel.start_button.isEnabled()
     assert rig.client.core.keyframe().requests == []
 
 
 def test_one_token_answers_show_no_sample(rig: Rig, panel: LoadPanel) -> None:
     panel.select_ranges()
-    panel.form.output_low.setValue(1)
-    panel.form.output_high.setValue(1)
+    panel.form.output.low.setValue(1)
+    panel.form.output.high.setValue(1)
     panel.form.requests.setValue(3)
     panel.start()
     run_to_the_end(rig, panel)
-    assert panel.percentiles.cells["p99_tpot_ms"].text() == "n/a"
-    assert panel.percentiles.cells["mean_itl_ms"].text() == "n/a"
-    assert panel.percentiles.cells["mean_ttft_ms"].text() != "n/a"
+    assert panel.figures.percentiles.cells["p99_tpot_ms"].text() == "n/a"
+    assert panel.figures.percentiles.cells["mean_itl_ms"].text() == "n/a"
+    assert panel.figures.percentiles.cells["mean_ttft_ms"].text() != "n/a"
 
 
 def test_ranges_that_the_model_cannot_hold_are_refused_with_the_numbers(panel: LoadPanel) -> None:
     panel.select_ranges()
     assert panel.start_button.isEnabled()
-    panel.form.output_high.setValue(5_000)
+    panel.form.output.high.setValue(5_000)
     assert not panel.start_button.isEnabled()
     assert "5,128" in panel.notice.text() and "2,048" in panel.notice.text()
-    panel.form.output_high.setValue(64)
+    panel.form.output.high.setValue(64)
     assert panel.start_button.isEnabled() and not panel.notice.isVisibleTo(panel)
 
 
@@ -129,15 +129,15 @@ def test_options_the_engine_lacks_are_said_and_one_click_away(rig: Rig, panel: L
 
 def test_refusals_are_shown(rig: Rig, panel: LoadPanel) -> None:
     panel.select_ranges()
-    panel.form.prompt_low.setValue(1_100)
-    panel.form.prompt_high.setValue(1_100)
+    panel.form.prompt.low.setValue(1_100)
+    panel.form.prompt.high.setValue(1_100)
     panel.form.requests.setValue(2)
     assert "64 blocks of 16" in panel.notice.text(), "said before"
     panel.start()
     summary = run_to_the_end(rig, panel)
     assert summary["failed"] == 2
     assert "2 ×" in panel.faults.text() and panel.faults.isVisibleTo(panel)
-    assert panel.result.figures["output tokens/s"].text() in ("n/a", "0.0")
+    assert panel.figures.result.figures["output tokens/s"].text() in ("n/a", "0.0")
 
 
 def test_a_death_in_the_middle_is_said_and_the_partial_result_kept(rig: Rig, panel: LoadPanel) -> None:
@@ -148,7 +148,7 @@ def test_a_death_in_the_middle_is_said_and_the_partial_result_kept(rig: Rig, pan
     rig.client.kill()
     rig.wait_for(lambda: rig.bridge.state == "dead")
     assert "SIGKILL" in panel.faults.text()
-    assert panel.result.figures["completed"].text() == "1 of 3"
+    assert panel.figures.result.figures["completed"].text() == "1 of 3"
     assert not panel.start_button.isEnabled() and "restart it" in panel.notice.text()
     rig.bridge.restart()
     rig.client.ready()
@@ -174,10 +174,10 @@ def test_timers_honour_the_arrivals(rig: Rig, panel: LoadPanel) -> None:
     panel.clock = time.perf_counter
     panel.select_ranges()
     panel.form.requests.setValue(6)
-    panel.form.arrivals.setCurrentIndex(2)
-    panel.form.rate.setValue(25.0)
-    panel.form.burstiness.setValue(1_000.0)  # as good as even: every 40 ms
-    assert panel.form.rate.isVisibleTo(panel) and not panel.form.concurrency.isVisibleTo(panel)
+    panel.source.arrivals_fold.open()
+    panel.arrivals.choose("constant")
+    panel.arrivals.rate.setValue(25.0)
+    assert panel.arrivals.rate.isVisibleTo(panel) and not panel.arrivals.concurrency.isVisibleTo(panel)
     panel.start()
     begun = panel.run.recorder.start
     assert len(sent(rig)) == 1
@@ -193,8 +193,8 @@ def test_timers_honour_the_arrivals(rig: Rig, panel: LoadPanel) -> None:
 def test_a_closed_loop_keeps_so_many_in_flight(rig: Rig, panel: LoadPanel) -> None:
     panel.select_ranges()
     panel.form.requests.setValue(7)
-    panel.form.arrivals.setCurrentIndex(1)
-    panel.form.concurrency.setValue(2)
+    panel.arrivals.choose("closed loop")
+    panel.arrivals.concurrency.setValue(2)
     panel.start()
     assert len(sent(rig)) == 2
     summary = run_to_the_end(rig, panel)
@@ -211,7 +211,8 @@ def test_without_an_engine_it_says_what_to_do(rig: Rig) -> None:
 
 def test_everything_has_a_name_for_a_screen_reader(panel: LoadPanel) -> None:
     for widget in (
-        panel.source,
+        panel.source.choice,
+        panel.source.file_button,
         panel.start_button,
         panel.stop_button,
         panel.progress,
@@ -257,9 +258,9 @@ def test_a_later_restart_does_not_change_the_result(make_rig) -> None:
     panel = rig.window.load_panel
     panel.clock = lambda: rig.client.runner.now
     panel.select_ranges()
-    for box, value in ((panel.form.requests, 6), (panel.form.prompt_low, 60), (panel.form.prompt_high, 60)):
+    for box, value in ((panel.form.requests, 6), (panel.form.prompt.low, 60), (panel.form.prompt.high, 60)):
         box.setValue(value)
-    for box in (panel.form.output_high, panel.form.output_low):
+    for box in (panel.form.output.high, panel.form.output.low):
         box.setValue(120)
     panel.start()
     run_to_the_end(rig, panel)
@@ -284,7 +285,13 @@ def test_nothing_is_cut_off_at_the_side(make_rig, width: int) -> None:
     rig.settle()
     assert rig.window.width() == width
     room = panel.column.viewport().width()
-    for widget in (panel.source, panel.form.seed, panel.form.prompt_high, panel.progress, *labels(panel)):
+    for widget in (
+        panel.source.file_button,
+        panel.form.requests,
+        panel.form.prompt.high,
+        panel.progress,
+        *labels(panel),
+    ):
         corner = widget.mapTo(panel.column.viewport(), widget.rect().topRight())
         assert corner.x() < room, widget.accessibleName()
     for each in labels(panel):
@@ -292,7 +299,7 @@ def test_nothing_is_cut_off_at_the_side(make_rig, width: int) -> None:
 
 
 def labels(panel: LoadPanel) -> list[QLabel]:
-    return [*panel.percentiles.findChildren(QLabel), *panel.result.findChildren(QLabel)]
+    return [*panel.figures.percentiles.findChildren(QLabel), *panel.figures.result.findChildren(QLabel)]
 
 
 def test_the_result_is_in_two_columns_where_there_is_room(make_rig) -> None:
@@ -305,12 +312,12 @@ def test_the_result_is_in_two_columns_where_there_is_room(make_rig) -> None:
     panel.start()
     run_to_the_end(rig, panel)
     rig.settle()
-    assert panel.result.columns == 2
+    assert panel.figures.result.columns == 2
     rig.window.resize(1100, 900)
-    rig.wait_for(lambda: panel.result.columns == 1)
-    rig.wait_for(lambda: len({f.geometry().right() for f in panel.result.figures.values()}) == 1)
+    rig.wait_for(lambda: panel.figures.result.columns == 1)
+    rig.wait_for(lambda: len({f.geometry().right() for f in panel.figures.result.figures.values()}) == 1)
     rig.window.resize(1440, 900)
-    rig.wait_for(lambda: panel.result.columns == 2)
+    rig.wait_for(lambda: panel.figures.result.columns == 2)
 
 
 def test_the_requests_scroll_below_the_rest_not_within_it(rig: Rig, panel: LoadPanel) -> None:
@@ -334,13 +341,14 @@ def test_the_table_is_as_high_as_its_rows_and_as_wide_as_the_panel(rig: Rig, pan
     table = panel.table
     assert table.verticalScrollBar().maximum() == 0
     assert table.viewport().height() == 3 * table.rowHeight(0)
-    shown = [c for c in range(6) if not table.isColumnHidden(c)]
-    assert shown == [0, 2, 3, 4, 5], "all have the same priority"
+    shown = [c for c in range(7) if not table.isColumnHidden(c)]
+    assert shown == [0, 2, 3, 4, 6], "all have the same priority, and there are no objectives"
     room = table.viewport().width()
     assert room - 6 < sum(table.columnWidth(c) for c in shown) <= room
-    panel.form.urgent.setValue(50)
     run_to_the_end(rig, panel)
     panel.select_ranges()
+    panel.form.priorities.add()
+    panel.form.priorities.add()
     panel.start()
     assert not table.isColumnHidden(1)
     panel.stop()
@@ -353,6 +361,6 @@ def test_the_result_is_seen_when_it_comes(rig: Rig, panel: LoadPanel) -> None:
     panel.start()
     run_to_the_end(rig, panel)
     rig.settle()
-    for widget in (panel.start_button, panel.result, panel.copy_button):
+    for widget in (panel.start_button, panel.figures.result, panel.copy_button):
         seen = widget.visibleRegion().boundingRect().height()
         assert seen == widget.height(), widget.accessibleName()

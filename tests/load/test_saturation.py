@@ -231,7 +231,7 @@ def test_a_probe_that_fails_is_a_sentence() -> None:
 
 
 def test_the_command_finds_a_rate_and_writes_it(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.saturation_run.PROBE_REQUESTS", 24)
+    monkeypatch.setattr("engine.saturation.PROBE_REQUESTS", 24)
     monkeypatch.setattr("engine.saturation.FIRST_RATE", 64.0)
     model = str(make_tiny_model(tmp_path / "tiny"))
     path, target = tmp_path / "load.jsonl", tmp_path / "rate.json"
