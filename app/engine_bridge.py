@@ -16,7 +16,7 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from PySide6.QtCore import QObject, Qt, QTimer, Signal
 
@@ -101,6 +101,7 @@ class EngineBridge(QObject):
     compare_done = Signal(object)
     """:class:`engine.messages.CompareDone`: emitted once for every :meth:`compare`, however it ended."""
     _woken = Signal()
+    _ended = Signal()
 
     def __init__(
         self,
@@ -130,6 +131,8 @@ class EngineBridge(QObject):
         self._query_ids = itertools.count(1)
         self._answered_here: list[AnyReply] = []
         """Replies to what no engine was there to answer."""
+        self._kept: list[AnyReply | EngineDied] = []
+        """Replies that came with ends and wait for their frame."""
         self._last_frame = 0.0
         self._run = 0
         self._timer = QTimer(self)
@@ -137,6 +140,7 @@ class EngineBridge(QObject):
         self._timer.setTimerType(Qt.TimerType.PreciseTimer)
         self._timer.timeout.connect(self._frame)
         self._woken.connect(self._schedule_frame, Qt.ConnectionType.QueuedConnection)
+        self._ended.connect(self._take_outputs, Qt.ConnectionType.QueuedConnection)
 
     # Life of the process -----------------------------------------------------------------------------------------
 
@@ -164,6 +168,7 @@ class EngineBridge(QObject):
         """Ends the engine, in under five seconds whatever it is doing. What it still had to say is not emitted."""
         self._timer.stop()
         self._client.close(SHUTDOWN_SECONDS)
+        self._kept.clear()
         self._set_state("stopped")
         self._end_control("The engine was ended before the comparison was complete.")
 
@@ -173,44 +178,14 @@ class EngineBridge(QObject):
 
     # Commands ----------------------------------------------------------------------------------------------------
 
-    def add_request(
-        self,
-        *,
-        params: SamplingParams,
-        messages: Sequence[ChatMessage] | None = None,
-        prompt: str | None = None,
-        prompt_token_ids: Sequence[int] | None = None,
-        prompt_tokens: int | None = None,
-        priority: int = 0,
-        user: str = "",
-        arrival_time: float | None = None,
-        ends_after: int | None = None,
-        stream_text: bool = True,
-        synthetic_seed: int = 0,
-        prompt_limit: int | None = None,
-    ) -> int:
-        """Sends a request and returns its id. With no engine ready the answer is an output that says so."""
+    def add_request(self, *, params: SamplingParams, **fields: Any) -> int:
+        """Sends a request, ``fields`` being those of :class:`engine.messages.AddRequest`, and returns its id. With no
+        engine ready the answer is an output that says so."""
         request_id = self._client.next_request_id()
-        if self.state != "ready":
+        if self.state == "ready":
+            self._client.send(AddRequest(request_id=request_id, params=params, **fields))
+        else:
             self._refuse(request_id)
-            return request_id
-        self._client.send(
-            AddRequest(
-                request_id=request_id,
-                params=params,
-                messages=None if messages is None else list(messages),
-                prompt=prompt,
-                prompt_token_ids=None if prompt_token_ids is None else list(prompt_token_ids),
-                prompt_tokens=prompt_tokens,
-                synthetic_seed=synthetic_seed,
-                prompt_limit=prompt_limit,
-                priority=priority,
-                user=user,
-                arrival_time=arrival_time,
-                ends_after=ends_after,
-                stream_text=stream_text,
-            )
-        )
         return request_id
 
     def abort(self, request_id: int) -> None:
@@ -281,6 +256,11 @@ class EngineBridge(QObject):
         self._answered_here.append(reply)
         self._schedule_frame()
 
+    def hurry_ends(self, wanted: bool) -> None:
+        """Whether an answer's end does not wait for the next frame, with what was said before it: who sends the next
+        request on it, as a closed loop does, would leave the engine's place in the batch empty until then."""
+        self._client.on_end = self._ended.emit if wanted else None
+
     # Frames ------------------------------------------------------------------------------------------------------
 
     def _schedule_frame(self) -> None:
@@ -303,11 +283,22 @@ class EngineBridge(QObject):
         self.frame_seconds = time.perf_counter() - begun
         self.frame_cpu_seconds = time.thread_time() - begun_cpu
 
+    def _take_outputs(self) -> None:
+        """Hand out the outputs that have come; everything else waits for its frame, in order."""
+        if self.state == "stopped":
+            return
+        arrived = self._client.poll()
+        self._kept += [reply for reply in arrived if not isinstance(reply, Output)]
+        if self._kept:
+            self._schedule_frame()
+        self._flush([reply for reply in arrived if isinstance(reply, Output)])
+
     def _take_all(self) -> None:
         arrived: list[AnyReply | EngineDied] = [*self._answered_here]
         self._answered_here = []
         if self.state != "stopped":
-            arrived += self._client.poll()
+            arrived += [*self._kept, *self._client.poll()]
+            self._kept.clear()
         outputs: list[Output] = []
         stepped = False
         before = self._run, self.state == "stopped"

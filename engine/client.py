@@ -70,12 +70,14 @@ Arrival = AnyReply | EngineDied
 class EngineClient:
     """One engine process at a time; after its end, :meth:`start` starts the next.
 
-    ``on_activity`` is called on the reader thread when something has arrived and nothing was waiting to be polled.
+    ``on_activity`` is called on the reader thread when something has arrived and nothing was waiting to be polled,
+    ``on_end``, where it is set, when the last output of an answer has.
     """
 
     def __init__(self, on_activity: Callable[[], None] | None = None, *, command: Sequence[str] | None = None) -> None:
         """``command``: what to run that speaks the protocol; None: ``engine.process`` in an interpreter like this."""
         self.on_activity = on_activity
+        self.on_end: Callable[[], None] | None = None
         self._command = command
         self._process: subprocess.Popen[bytes] | None = None
         self._threads: list[threading.Thread] = []
@@ -206,6 +208,8 @@ class EngineClient:
             self._something.notify_all()
         if first and self.on_activity is not None:
             self.on_activity()
+        if (on_end := self.on_end) is not None and isinstance(event, Output) and event.finish_reason is not None:
+            on_end()
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None

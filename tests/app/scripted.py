@@ -73,6 +73,7 @@ class ScriptedClient:
         scheduler: SchedulerConfig | None = None,
     ) -> None:
         self.on_activity: Callable[[], None] | None = None
+        self.on_end: Callable[[], None] | None = None
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.token_budget = token_budget
@@ -188,6 +189,8 @@ class ScriptedClient:
         self._arrived.append(reply)
         if first and self.on_activity is not None:
             self.on_activity()
+        if self.on_end is not None and isinstance(reply, Output) and reply.finish_reason is not None:
+            self.on_end()
 
     def loading(self, stage: str, done: int = 0, total: int = 0) -> None:
         self.deliver(Loading(stage, done, total))

@@ -248,6 +248,27 @@ def test_a_load_that_fails_is_no_death(real_bridge: EngineBridge, qtbot) -> None
     assert heard.of("died") == []
 
 
+def test_ends_that_are_hurried_do_not_wait_for_their_frame(bridge, client, qtbot, monkeypatch) -> None:
+    make_ready(bridge, client, qtbot)
+    heard = Heard(bridge)
+    monkeypatch.setattr(bridge.pacer, "interval", lambda **_: 0.5)
+    bridge.hurry_ends(True)
+    requests = [bridge.add_request(params=SamplingParams(max_tokens=n), prompt_tokens=9) for n in (2, 8)]
+    qtbot.wait(1)
+    begun = time.perf_counter()
+    client.step(4)
+    qtbot.waitUntil(lambda: bool(heard.of("outputs")), timeout=400)
+    assert time.perf_counter() - begun < 0.4
+    assert {request: len(heard.tokens[request]) for request in requests} == {requests[0]: 2, requests[1]: 4}
+    assert heard.of("stepped") == [], "nothing is drawn for it"
+    qtbot.waitUntil(lambda: bridge.run_state.step == 4)
+    bridge.hurry_ends(False)
+    client.step(4)
+    qtbot.wait(50)
+    assert len(heard.tokens[requests[1]]) == 4
+    qtbot.waitUntil(lambda: len(heard.tokens[requests[1]]) == 8)
+
+
 # Pausing, comparing, recording ---------------------------------------------------------------------------------------
 
 
