@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
@@ -42,11 +43,32 @@ def target_fault(option: str, target: str | Path | None) -> str:
 
 
 def write_target(option: str, target: str | Path, text: str) -> None:
-    """Write a result. Raises :class:`OutputFailure`."""
+    """Write a result: readers of the file find what was there before, or all of it. Raises :class:`OutputFailure`."""
+    path = Path(target)
     try:
-        Path(target).write_text(text, encoding="utf-8")
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")  # a pipe or a device
+        else:
+            _replace(path.resolve(), text)
     except OSError as error:
         raise OutputFailure(_unwritable(option, target, error)) from error
+
+
+def _replace(path: Path, text: str) -> None:
+    """Put a whole new file in the place of ``path``; where its folder takes none, the old one is written over."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, beside)
+        beside.replace(path)
+    except PermissionError:
+        path.write_text(text, encoding="utf-8")
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _unwritable(option: str, target: str | Path, error: OSError) -> str:

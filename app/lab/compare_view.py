@@ -49,6 +49,8 @@ class CompareView(QWidget):
         self.timelines.plot.setToolTip(HOW)
         self.legend = Legend(theme, [])
         self.request_note = sentence("muted")
+        self.request_note.setMinimumHeight(2 * self.request_note.fontMetrics().lineSpacing())  # so that nothing jumps
+        self.request_note.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
         self.table = CompareTable("Figures of the variants", theme)
         self.footnote = sentence("muted")
         self.told = sentence("")
