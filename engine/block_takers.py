@@ -5,6 +5,8 @@ The engine follows this after every step, so it is lists of Python: most events 
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 
 from engine.events import (
@@ -65,7 +67,8 @@ class BlockTakers:
 def _told(keyframe: Keyframe) -> np.ndarray:
     """int64 [num_blocks + 1]: who took each block last as far as the tables tell, as :class:`RunState` reads them."""
     owners = np.zeros(keyframe.num_blocks + 1, dtype=np.int64)
-    for request in sorted(keyframe.requests, key=lambda r: (r.arrival_time, r.request_id)):
-        owners[request.blocks] = request.request_id
+    requests = sorted(keyframe.requests, key=lambda r: (r.arrival_time, r.request_id))
+    blocks = np.fromiter(itertools.chain.from_iterable(r.blocks for r in requests), dtype=np.int64)
+    owners[blocks] = np.repeat([r.request_id for r in requests], [len(r.blocks) for r in requests])
     owners[0] = 0  # the place of a block in host memory
     return owners
