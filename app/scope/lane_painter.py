@@ -246,19 +246,27 @@ def _texture(colors: tuple[int, ...], height: int, unit: int) -> np.ndarray:
     period = _PERIOD * unit
     texture = np.zeros((height, _CODES, period), dtype=np.uint32)
     *kinds, decode, draft, error, card = colors
-    margin = unit if height > 4 * unit else 0
-    inner = height - 2 * margin
+    above, below = _margins(height, unit)
+    lane = texture[above : height - below]
+    inner = len(lane)
     for kind, color in zip(SpanKind, kinds, strict=True):
         thickness = _thickness(kind, inner, unit)
-        top = (height - thickness) // 2
-        _paint_area(texture[top : top + thickness, kind + 1], color, _LOOKS[kind][1], card, unit)
+        top = (inner - thickness) // 2
+        _paint_area(lane[top : top + thickness, kind + 1], color, _LOOKS[kind][1], card, unit)
     strip = max(unit, round(inner / 3))
     for code, pattern in ((_ACCEPTED, "solid"), (_REJECTED, "hatch")):
-        texture[margin : margin + inner, code] = decode
-        foot = texture[margin + inner - strip : margin + inner, code]
-        _paint_area(foot, draft, pattern, card, unit)
-    texture[margin : margin + inner, _FAILED] = error
+        lane[:, code] = decode
+        _paint_area(lane[inner - strip :, code], draft, pattern, card, unit)
+    lane[:, _FAILED] = error
     return texture.reshape(height, -1)
+
+
+def _margins(height: int, unit: int) -> tuple[int, int]:
+    """Pixels that are left free above and below in a lane: the lower, the fewer."""
+    if height < 5:
+        return 0, int(height > 2)
+    margin = min(unit, (height - 2) // 3)
+    return margin, margin
 
 
 def _thickness(kind: SpanKind, inner: int, unit: int) -> int:

@@ -44,6 +44,8 @@ class TimelineSurface(Plot):
         self._count = 0
         self._pitch: float = LANE_MAX
         self._height_chosen: int | None = None
+        self.marks: list[tuple[float, str]] = []
+        """When knobs were changed, engine clock, and what."""
         self._content = LaneContent.of([])
         self._image: QImage | None = None
         self._names = QPixmap()
