@@ -12,6 +12,8 @@ file, is its subclasses' affair.
 
 from __future__ import annotations
 
+import time
+
 from PySide6.QtCore import QByteArray, QEvent, QObject, QSettings, QSize, Qt, QTimer
 from PySide6.QtGui import QAction, QActionGroup, QKeySequence, QResizeEvent
 from PySide6.QtWidgets import QMainWindow, QMenu, QTabWidget, QVBoxLayout, QWidget
@@ -37,6 +39,8 @@ LAYOUT_VERSION = 2
 """Raised when docks are added or renamed: a saved layout of another version is not restored."""
 FIRST_SIZE = QSize(1440, 900)
 SMALLEST = QSize(900, 560)
+FRAME_SECONDS = 0.006
+"""What refreshing panels may take of a frame; painting comes on top of it."""
 PANELS: dict[str, type[ScopePanel]] = {
     "occupancy": OccupancyPanel,
     "blocks": BlockMapPanel,
@@ -158,6 +162,13 @@ class ScopeWindow(QMainWindow):
         self.theme.set_scheme(scheme)
 
     # What is shown -----------------------------------------------------------------------------------------------
+
+    def follow_run(self) -> None:
+        """The newest step is another: what is seen is drawn anew, whatever has waited longest first, for as long as a
+        frame may take; the rest comes with the next frames."""
+        begun = time.perf_counter()
+        for panel in sorted(self.panels.values(), key=lambda panel: panel.refreshed_at):
+            panel.run_moved(postponed=time.perf_counter() - begun > FRAME_SECONDS)
 
     def show_again(self) -> None:
         """The shown step is another: everything seen is drawn anew."""

@@ -178,11 +178,11 @@ class KnobsPanel(ScopePanel):
     def has_content(self) -> bool:
         return True
 
-    def run_moved(self, *, at_once: bool = False) -> None:
+    def run_moved(self, *, at_once: bool = False, postponed: bool = False) -> None:
         if self.knobs.in_force != self._in_force:
             self.show_anew()  # what was asked is in force: that is not to wait
         else:
-            super().run_moved(at_once=at_once)
+            super().run_moved(at_once=at_once, postponed=postponed)
 
     def refused(self, message: str) -> None:
         """The engine did not take what was asked last; its sentence stands where that was."""

@@ -139,7 +139,8 @@ class ScopePanel(Card):
         self.body.addWidget(self.pages)
         self._figures: list[Figure] = []
         self._stale = True
-        self._refreshed_at = 0.0
+        self.refreshed_at = 0.0
+        """Clock of the last refresh."""
         self._due = QTimer(self)
         self._due.setSingleShot(True)
         self._due.timeout.connect(self._refresh_if_seen)
@@ -163,13 +164,15 @@ class ScopePanel(Card):
         for figure in self._figures:
             figure.say("")
 
-    def run_moved(self, *, at_once: bool = False) -> None:
-        """The source has changed: refresh now, or when it is due, or when it is seen. ``at_once``: somebody waits."""
+    def run_moved(self, *, at_once: bool = False, postponed: bool = False) -> None:
+        """The source has changed: refresh now, or when it is due, or when it is seen. ``at_once``: somebody waits.
+        ``postponed``: this frame has cost enough already."""
         self._stale = True
         if not self.is_seen():
             return
-        wait = self._refreshed_at + self.refresh_seconds - time.perf_counter()
-        if at_once or wait <= 0 or self.source.idle or not self.source.live:
+        wait = max(0.0, self.refreshed_at + self.refresh_seconds - time.perf_counter())
+        is_due = wait <= 0 and not postponed
+        if at_once or is_due or self.source.idle or not self.source.live:
             self._refresh_now()
         else:  # with one of the next frames; on its own only if the steps should pause
             self._due.start(round(1000 * (wait + PAUSE_SECONDS)))
@@ -184,7 +187,7 @@ class ScopePanel(Card):
     def _refresh_now(self) -> None:
         self._stale = False
         self._due.stop()
-        self._refreshed_at = time.perf_counter()
+        self.refreshed_at = time.perf_counter()
         filled = self.has_content()
         self.pages.set_empty(not filled)
         if filled:
