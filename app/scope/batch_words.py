@@ -53,7 +53,9 @@ def _chunks(record: StepRecord, kind: RowKind) -> Iterator[str]:
         yield f"{count(len(tokens), 'chunk')} of {what} ({sizes} token{'' if tokens == [1] else 's'})"
     else:
         total = count(sum(tokens), "token")
-        yield f"{len(tokens):,} chunks of {what} ({total}, {min(tokens):,} to {max(tokens):,} each)"
+        least, most = min(tokens), max(tokens)
+        each = f"{least:,} each" if least == most else f"{least:,} to {most:,} each"
+        yield f"{len(tokens):,} chunks of {what} ({total}, {each})"
 
 
 def left_sentence(record: StepRecord) -> str:

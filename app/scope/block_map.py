@@ -316,7 +316,7 @@ class BlockMapPanel(ScopePanel):
         if chosen:
             self._views.setCurrentIndex(place)
             self.refresh_seconds = TREE_SECONDS if self.shows_tree else 0.0
-            self.run_moved()
+            self.show_anew()
 
     def _entries(self) -> list[LegendEntry]:
         counts = self.view.counts
