@@ -89,6 +89,9 @@ class MainWindow(ScopeWindow):
         self.chat = ChatWorkspace(bridge, theme, selection, store_path, self)
         self.load_panel = LoadPanel(bridge, theme, selection, self)
         self.compare_panel = ComparePanel(bridge, theme, selection, self)
+        self.compare_panel.workload_source = self.load_panel.own_load
+        self.load_panel.source.changed.connect(self.compare_panel.refresh_source)
+        self.compare_panel.refresh_source()
         self.knobs_panel = KnobsPanel(self.source, theme, self)
         self.knobs_panel.wanted.connect(bridge.reconfigure)
         self.panels["knobs"] = self.knobs_panel

@@ -15,6 +15,9 @@ from engine.environment import module_environment
 HEAVY = {"torch", "triton", "transformers", "gguf", "safetensors", "tokenizers", "huggingface_hub", "numba"}
 LIGHT_ENGINE_MODULES = [
     "engine.client",
+    "engine.compare_html",
+    "engine.comparison",
+    "engine.comparison_words",
     "engine.config",
     "engine.environment",
     "engine.events",
@@ -27,6 +30,9 @@ LIGHT_ENGINE_MODULES = [
     "engine.recording",
     "engine.request",
     "engine.run_state",
+    "engine.saturation",
+    "engine.traces",
+    "engine.variants",
     "engine.wire",
     "engine.workload",
 ]
