@@ -36,6 +36,8 @@ from engine.messages import (
     AddRequest,
     AnyReply,
     Command,
+    Compare,
+    CompareDone,
     Failed,
     Hello,
     LoadFailed,
@@ -147,17 +149,19 @@ class EngineClient:
         try:
             data = wire.encode(command)
         except wire.WireError as error:
-            if isinstance(command, AddRequest):
-                self._deliver(
-                    Output(
-                        command.request_id, time.perf_counter(), [], finish_reason=FinishReason.ERROR, error=str(error)
-                    )
-                )
-            else:
-                self._tail.append(f"not sent: {error}")
+            self._refuse(command, str(error))
             return
         if self.alive:
             self._commands.put(data)
+
+    def _refuse(self, command: Command, reason: str) -> None:
+        if isinstance(command, AddRequest):
+            now = time.perf_counter()
+            self._deliver(Output(command.request_id, now, [], finish_reason=FinishReason.ERROR, error=reason))
+        elif isinstance(command, Compare):
+            self._deliver(CompareDone(b"", f"The comparison cannot be sent: {reason}"))
+        else:
+            self._tail.append(f"not sent: {reason}")
 
     def next_request_id(self) -> int:
         """An id that this client has not given out before, over all its processes."""

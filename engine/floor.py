@@ -28,7 +28,7 @@ from engine.messages import (
     SetPriority,
 )
 from engine.request import FinishReason
-from engine.wire import BadConfig, BadRequest, Incoming
+from engine.wire import BadConfig, BadPlan, BadRequest, Incoming
 
 if TYPE_CHECKING:
     from engine.core import EngineCore, StepResult
@@ -92,7 +92,7 @@ class Turn:
                 self.cancelled = True
             case AddRequest(request_id=request_id):
                 self._requests[request_id] = self._hold(command)
-            case BadRequest() | Reconfigure() | BadConfig() | Record() | Compare():
+            case BadRequest() | Reconfigure() | BadConfig() | Record() | Compare() | BadPlan():
                 self._hold(command)
             case SetPriority(request_id=request_id) if request_id in self._requests:
                 self._hold(command)

@@ -34,7 +34,7 @@ from engine.messages import (
     StepOnce,
 )
 from engine.run_log import RunLog
-from engine.wire import BadConfig, BadRequest, Incoming
+from engine.wire import BadConfig, BadPlan, BadRequest, Incoming
 
 if TYPE_CHECKING:
     from engine.core import EngineCore, StepResult
@@ -188,6 +188,8 @@ class EngineLoop:
                 pass  # it is over already
             case BadConfig(message=message):
                 self._send(ConfigRefused(message))
+            case BadPlan(message=message):
+                self._send(CompareDone(b"", f"The comparison cannot be read: {message}"))
             case BadRequest(request_id=request_id, message=message):
                 self.core.reject(request_id, message)
             case _:

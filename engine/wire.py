@@ -43,7 +43,13 @@ class BadConfig(msgspec.Struct, frozen=True):
     message: str
 
 
-Incoming = AnyCommand | BadRequest | BadConfig
+class BadPlan(msgspec.Struct, frozen=True):
+    """A ``Compare`` that cannot be read."""
+
+    message: str
+
+
+Incoming = AnyCommand | BadRequest | BadConfig | BadPlan
 
 
 class WireError(ValueError):
@@ -107,6 +113,8 @@ def read_command(payload: bytes) -> Incoming | None:
             return BadRequest(request_id, reason)
         case {"command": "LoadModel" | "Reconfigure"}:
             return BadConfig(reason)
+        case {"command": "Compare"}:
+            return BadPlan(reason)
     print(f"a command cannot be read and is ignored: {reason}", file=sys.stderr, flush=True)
     return None
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.client import EngineClient
@@ -226,7 +227,7 @@ def test_a_run_file_that_cannot_be_written_is_told_and_costs_nothing_else(engine
 
 def plan_of(requests: int = 4, output: int = 6, **fields: object) -> ComparePlan:
     workload = Workload("small", [WorkloadRequest(output_tokens=output, prompt_tokens=12) for _ in range(requests)])
-    return ComparePlan(
+    plan = ComparePlan(
         title="small",
         watch="",
         options=EngineOptions(max_num_seqs=2),
@@ -236,6 +237,7 @@ def plan_of(requests: int = 4, output: int = 6, **fields: object) -> ComparePlan
         seeds=[1],
         warm_up=0,
     )
+    return msgspec.structs.replace(plan, **fields)
 
 
 def test_a_comparison_waits_for_who_runs_and_holds_back_who_comes(engine: Follower) -> None:
@@ -283,6 +285,15 @@ def test_a_comparison_is_cancelled_before_and_while_it_runs(engine: Follower) ->
     assert engine.wait_finished(ask(engine, greedy(3), prompt="hello")).finish_reason == "length"
     engine.client.send(CancelCompare())  # too late: nothing
     assert engine.wait_finished(ask(engine, greedy(3), prompt="hello")).finish_reason == "length"
+
+
+def test_a_comparison_that_cannot_be_sent_or_read_is_over_at_once(engine: Follower) -> None:
+    engine.client.send(Compare(plan_of(title="half a pair \ud83d")))
+    done = engine.wait_for(CompareDone)
+    assert done.result == b"" and "cannot be sent" in done.error
+    engine.client.send(Compare(plan_of(warm_up="one")))
+    done = engine.wait_for(CompareDone)
+    assert done.result == b"" and "cannot be read" in done.error and "warm_up" in done.error
 
 
 def test_it_ends_in_the_middle_of_a_comparison(own: Follower) -> None:

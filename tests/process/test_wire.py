@@ -10,8 +10,18 @@ import pytest
 
 from engine import wire
 from engine.config import EngineConfig
-from engine.messages import MAX_MESSAGE_BYTES, Abort, AddRequest, LoadModel, Output
+from engine.messages import (
+    MAX_MESSAGE_BYTES,
+    Abort,
+    AddRequest,
+    Compare,
+    ComparePlan,
+    LoadModel,
+    Output,
+    Variant,
+)
 from engine.request import SamplingParams
+from engine.workload import EngineOptions
 
 
 def payload_of(message: msgspec.Struct) -> bytes:
@@ -100,6 +110,14 @@ def test_a_bad_knob_of_the_engine_names_itself() -> None:
     got = wire.read_command(msgspec.msgpack.encode(config))
     assert isinstance(got, wire.BadConfig)
     assert got.message.startswith("block_size is 17; it must be a power of two")
+
+
+def test_a_comparison_that_cannot_be_read_says_why() -> None:
+    plan = ComparePlan("t", "", EngineOptions(), [Variant("a", EngineOptions(token_budget=3))], "a", [], [])
+    command = msgspec.to_builtins(Compare(plan))
+    command["plan"]["variants"][0]["options"]["token_budget"] = "three"
+    got = wire.read_command(msgspec.msgpack.encode(command))
+    assert isinstance(got, wire.BadPlan) and "token_budget" in got.message
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xc1", b"\x93\x01\x02", msgspec.msgpack.encode({"command": "Dance"})])
