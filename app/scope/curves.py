@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from PySide6.QtCore import QPointF, QRectF, Qt
-from PySide6.QtGui import QBrush, QPainter, QPen, QResizeEvent
+from PySide6.QtGui import QPainter, QPen, QResizeEvent
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from app.scope.age_plot import AgePlot, Mark, marks_of, tamed
@@ -15,7 +16,7 @@ from app.scope.figure_table import FigureRow, FigureTable
 from app.scope.panel import ScopePanel, ScopeSource
 from app.scope.plot import Tick, linear_ticks
 from app.scope.rates import FINEST, RateSeries
-from app.scope.samples import NO_SAMPLE, Percentiles, SampleSet, percentiles
+from app.scope.samples import NO_SAMPLE, Percentiles, SampleSet, grouped_quantiles
 from app.selection import Selection
 from app.theme import SPACING, Theme, request_color
 from app.widgets import Legend, LegendEntry
@@ -25,6 +26,8 @@ CURVE_POINTS = 60
 """Of a curve of percentiles, at most; each sums up the gaps of an equal stretch of time."""
 DOT_PIXELS = 3
 """Dots nearer to each other than this are one."""
+MOST_DOTS = 200
+"""Of one kind are painted; where there are more they are thinned out evenly over the plot."""
 TABLE_HEIGHT = 170
 """Where a panel is lower than this the plot has the table's room; the title line keeps the medians."""
 _DECADES = tuple(10.0**power for power in range(-4, 5))
@@ -116,13 +119,8 @@ def gap_curves(gaps: SampleSet, now: float) -> GapCurves:
     apart = max(2 * FINEST, (now - float(gaps.times[0])) / CURVE_POINTS)
     bins = np.floor((now - gaps.times) / apart).astype(np.int64)
     oldest = int(bins[0])
-    p50, p99 = np.full(oldest + 1, np.nan), np.full(oldest + 1, np.nan)
-    edges = np.searchsorted(-bins, np.arange(-oldest, 2))
-    for index in range(oldest + 1):
-        part = slice(edges[index], edges[index + 1])
-        found = percentiles(gaps.values[part], gaps.weights[part])
-        if found.p50 is not None and found.p99 is not None:
-            p50[index], p99[index] = found.p50, found.p99
+    places = (oldest - bins).astype(np.int16)
+    p50, p99 = grouped_quantiles(gaps.values, gaps.weights, places, oldest + 1, (0.5, 0.99))
     ages = np.minimum(-(np.arange(oldest, -1, -1) + 0.5) * apart, 0.0)
     ages[-1] = 0.0
     return GapCurves(ages, p50, p99)
@@ -165,8 +163,9 @@ class LatencyPlot(AgePlot):
     def _lay_out(self) -> None:
         values = np.concatenate([self._curves.p50, self._curves.p99, self._ttft.seconds, self._e2el.seconds])
         values = values[np.isfinite(values) & (values > 0)]
-        low = max((d for d in _DECADES if d <= values.min(initial=0.02)), default=_DECADES[0])
-        high = min((d for d in _DECADES if d >= values.max(initial=0.5)), default=_DECADES[-1])
+        least, most = float(values.min(initial=0.02)), float(values.max(initial=0.5))
+        low = max((d for d in _DECADES if d <= least), default=_DECADES[0])
+        high = min((d for d in _DECADES if d >= most), default=_DECADES[-1])
         self.y_range = (low, max(high, low * 10))
         decades = [d for d in _DECADES if low <= d <= self.y_range[1]]
         values_shown = sorted({*decades, *(3 * d for d in decades if 3 * d < high)} if len(decades) < 4 else decades)
@@ -190,27 +189,39 @@ class LatencyPlot(AgePlot):
         """The newest of those that would lie on each other, and the selected request's over all."""
         if not len(dots.ages):
             return
-        xs = np.array([self.x_pixel(age) for age in dots.ages.tolist()])
-        low, high = self.y_range
-        ys = np.array([self.y_pixel(value) for value in np.clip(dots.seconds, low, high).tolist()])
-        places = np.rint(ys / DOT_PIXELS) + 100_000 * np.rint(xs / DOT_PIXELS)
-        _, newest = np.unique(places[::-1], return_index=True)
-        chosen = np.flatnonzero(dots.request_ids == (self._selection.request_id or 0))
-        for index in (len(xs) - 1 - newest).tolist():
-            self._paint_dot(painter, QPointF(xs[index], ys[index]), int(dots.request_ids[index]), 2.5, square)
-        for index in chosen.tolist():
-            self._paint_dot(painter, QPointF(xs[index], ys[index]), int(dots.request_ids[index]), 4.5, square)
+        (left, right), (low, high) = self.x_range, self.y_range
+        xs = self.area.left() + (dots.ages - left) / (right - left) * self.area.width()
+        levels = np.log10(np.clip(dots.seconds, low, high) / low) / math.log10(high / low)
+        ys = self.area.bottom() + 1 - levels * self.area.height()
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing, not square)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(Qt.BrushStyle.NoBrush)
+        for index in apart(xs, ys):
+            color = request_color(int(dots.request_ids[index]), self.theme)
+            if square:
+                painter.setPen(color)
+                painter.drawRect(round(xs[index]) - 2, round(ys[index]) - 2, 4, 4)
+            else:
+                painter.setBrush(color)
+                painter.drawEllipse(QPointF(xs[index], ys[index]), 3.0, 3.0)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(QPen(self.theme.text, 1.5))
+        for index in np.flatnonzero(dots.request_ids == (self._selection.request_id or 0)).tolist():
+            painter.setBrush(request_color(int(dots.request_ids[index]), self.theme))
+            box = QRectF(xs[index] - 4.5, ys[index] - 4.5, 9, 9)
+            (painter.drawRect if square else painter.drawEllipse)(box)
 
-    def _paint_dot(self, painter: QPainter, at: QPointF, request_id: int, radius: float, square: bool) -> None:
-        color = request_color(request_id, self.theme)
-        outline = self.theme.text if radius > 3 else color
-        painter.setPen(QPen(outline, 1.5) if radius > 3 or square else Qt.PenStyle.NoPen)
-        painter.setBrush(Qt.BrushStyle.NoBrush if square else QBrush(color))
-        box = QRectF(at.x() - radius, at.y() - radius, 2 * radius, 2 * radius)
-        if square:
-            painter.drawRect(box)
-        else:
-            painter.drawEllipse(box.adjusted(-0.5, -0.5, 0.5, 0.5))
+
+def apart(xs: np.ndarray, ys: np.ndarray) -> list[int]:
+    """Of points [n] in pixels, the oldest first: the newest in each cell of a grid, whose cells are of
+    :data:`DOT_PIXELS`, or of so many that at most :data:`MOST_DOTS` points are left."""
+    cell = float(DOT_PIXELS)
+    while True:
+        places = (np.rint(ys / cell) + 100_000 * np.rint(xs / cell)).astype(np.int64)
+        _, newest = np.unique(places[::-1], return_index=True)
+        if len(newest) <= MOST_DOTS:
+            return np.sort(len(xs) - 1 - newest).tolist()
+        cell *= math.sqrt(len(newest) / MOST_DOTS) * 1.05
 
 
 class LatencyContent(QWidget):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from PySide6.QtCore import QPointF, QRect, QSize, Qt
-from PySide6.QtGui import QFont, QFontMetrics, QPainter, QPaintEvent, QPen, QPolygonF
+from PySide6.QtGui import QFont, QFontMetrics, QPaintEngine, QPainter, QPaintEvent, QPen, QPolygonF
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.theme import AXIS_PX, Theme, readable
@@ -186,7 +186,7 @@ class Plot(QWidget):
         top = area.top() - self.top_margin if self.top_margin >= height else area.top()
         free = area.right() + 1
         for (_, label), x in zip(reversed(marks), reversed(xs), strict=True):
-            before, behind = x - area.left(), free - x - 1
+            before, behind = x - area.left() if x <= free else 0, free - x - 1
             text = self.metrics.elidedText(label, Qt.TextElideMode.ElideRight, max(before, behind) - 6)
             width = self.advance(text) + 6
             if len(text) < min(len(label), SHORTEST_LABEL):
@@ -200,15 +200,14 @@ class Plot(QWidget):
     def paint_curve(self, painter: QPainter, xs: np.ndarray, ys: np.ndarray, pen: QPen) -> None:
         """A line through the finite points; where one is missing the line breaks."""
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        painter.setPen(pen)
         run: list[QPointF] = []
         for x, y in zip(xs.tolist(), ys.tolist(), strict=True):
             if math.isfinite(x) and math.isfinite(y):
                 run.append(QPointF(self.x_pixel(x), self.y_pixel(y)))
                 continue
-            _draw_run(painter, run)
+            _draw_run(painter, run, pen)
             run = []
-        _draw_run(painter, run)
+        _draw_run(painter, run, pen)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing, False)
 
 
@@ -218,8 +217,26 @@ def _pixels(value: float, extent: float, length: int) -> float:
     return min(FARTHEST, max(-FARTHEST, share * length)) if not math.isnan(share) else 0.0
 
 
-def _draw_run(painter: QPainter, run: list[QPointF]) -> None:
+def _draw_run(painter: QPainter, run: list[QPointF], pen: QPen) -> None:
+    """A smooth line of more than one pixel costs Qt a hundred times one of one pixel: on a screen it is several of
+    those, below each other."""
     if len(run) == 1:
+        painter.setPen(pen)
         painter.drawPoint(run[0])
-    elif run:
+    elif run and painter.paintEngine().type() == QPaintEngine.Type.SVG:
+        painter.setPen(pen)
         painter.drawPolyline(QPolygonF(run))
+    elif run:
+        thin = QPen(pen)
+        thin.setWidth(1)
+        thin.setCosmetic(True)
+        scale = painter.device().devicePixelRatioF()
+        if pen.style() != Qt.PenStyle.SolidLine:
+            thin.setDashPattern([part * pen.widthF() * scale for part in pen.dashPattern()])
+        painter.setPen(thin)
+        lines = max(1, round(pen.widthF() * scale))
+        line = QPolygonF(run)
+        line.translate(0.0, -(lines - 1) / (2 * scale))
+        for _ in range(lines):
+            painter.drawPolyline(line)
+            line.translate(0.0, 1 / scale)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -134,21 +135,34 @@ class Samples:
 
 def percentiles(values: np.ndarray, weights: np.ndarray | None = None) -> Percentiles:
     """Of samples [n], each counting ``weights`` [n] times; what is not finite is left out."""
+    if weights is None:
+        weights = np.ones(len(values), dtype=np.int64)
     finite = np.isfinite(values)
     if not finite.all():
-        values, weights = values[finite], None if weights is None else weights[finite]
+        values, weights = values[finite], weights[finite]
     if not len(values):
         return NO_SAMPLE
+    found = grouped_quantiles(values, weights, np.zeros(len(values), dtype=np.int16), 1, (0.5, 0.9, 0.99))
+    return Percentiles(*(float(value) for value in found[:, 0]), int(weights.sum(dtype=np.int64)))
+
+
+def grouped_quantiles(
+    values: np.ndarray, weights: np.ndarray, groups: np.ndarray, count: int, shares: Sequence[float]
+) -> np.ndarray:
+    """Quantiles of each of ``count`` groups of finite samples: values, weights, groups (int16, 0 to count - 1) [n] ->
+    [len(shares), count], NaN where a group is empty. Between two samples linearly, as numpy's default does."""
     order = np.argsort(values)
-    upto = np.arange(1, len(values) + 1) if weights is None else np.cumsum(weights[order], dtype=np.int64)
+    order = order[np.argsort(groups[order], kind="stable")]
     ordered = values[order]
-    return Percentiles(*(quantile(ordered, share, upto) for share in (0.5, 0.9, 0.99)), int(upto[-1]))
-
-
-def quantile(ordered: np.ndarray, share: float, upto: np.ndarray) -> float:
-    """Of sorted values of which ``upto`` [n] tells how many samples there are up to each: between two samples linearly,
-    as numpy's default does; without what that call costs."""
-    position = share * (int(upto[-1]) - 1)
-    low = int(position)
-    first, second = np.searchsorted(upto, (low, min(low + 1, int(upto[-1]) - 1)), side="right")
-    return float(ordered[first] + (ordered[second] - ordered[first]) * (position - low))
+    upto = np.cumsum(weights[order], dtype=np.int64)
+    totals = np.bincount(groups, weights, minlength=count).astype(np.int64)
+    filled = np.flatnonzero(totals)
+    starts, lasts = (np.cumsum(totals) - totals)[filled], totals[filled] - 1
+    found = np.full((len(shares), count), np.nan)
+    for row, share in enumerate(shares):
+        places = share * lasts
+        low = places.astype(np.int64)
+        first = ordered[np.searchsorted(upto, starts + low, side="right")]
+        second = ordered[np.searchsorted(upto, starts + np.minimum(low + 1, lasts), side="right")]
+        found[row, filled] = first + (second - first) * (places - low)
+    return found

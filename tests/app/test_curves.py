@@ -13,7 +13,7 @@ from PySide6.QtGui import QColor, QImage
 
 from app.scope.age_plot import LARGEST, age_ticks
 from app.scope.choices import WINDOWS, MenuChoice
-from app.scope.curves import LatencyPanel, ThroughputPanel
+from app.scope.curves import MOST_DOTS, LatencyPanel, ThroughputPanel, apart
 from app.scope.figure_table import FigureRow, FigureTable
 from app.scope.panel import Moment, ScopePanel, ScopeSource
 from app.scope.process_load import GpuLoad, GpuReader, ProcessLoads
@@ -180,21 +180,28 @@ def test_latency_of_one_priority_asks_for_no_choice(show: Show) -> None:
     assert cells(panel)["E2EL"] == ("n/a", "n/a", "n/a") and cells(panel)["TTFT"][0] != "n/a"
 
 
-def test_dots_on_each_other_are_drawn_once_and_the_selected_one_stands_out(show: Show) -> None:
-    run = busy_run()
-    panel = show(LatencyPanel, source_of(run))
-    drawn: list[int] = []
-    paint = panel.plot._paint_dot
-    panel.plot._paint_dot = lambda painter, at, request_id, radius, square: (
-        drawn.append(request_id),
-        paint(painter, at, request_id, radius, square),
-    )
-    panel.plot.grab()
-    assert 0 < len(drawn) <= len(panel.plot._ttft.ages) + len(panel.plot._e2el.ages)
-    panel.plot._selection.select(int(panel.plot._ttft.request_ids[0]))
-    drawn.clear()
-    panel.plot.grab()
-    assert drawn[-1] == int(panel.plot._ttft.request_ids[0])
+def test_dots_on_each_other_are_drawn_once() -> None:
+    rng = np.random.default_rng(2)
+    xs, ys = rng.uniform(0, 400, 8000), rng.uniform(0, 150, 8000)
+    kept = apart(xs, ys)
+    assert MOST_DOTS / 3 < len(kept) <= MOST_DOTS and kept == sorted(kept)
+    corners = {(x > 200, y > 75) for x, y in zip(xs[kept], ys[kept], strict=True)}
+    assert len(corners) == 4
+    assert apart(np.array([5.0, 5.1, 90.0]), np.array([5.0, 5.1, 5.0])) == [1, 2]
+    assert apart(np.zeros(0), np.zeros(0)) == []
+
+
+def test_the_selected_request_stands_out(show: Show) -> None:
+    panel = show(LatencyPanel, source_of(busy_run()))
+    before = panel.plot.grab().toImage()
+    dots = panel.plot._ttft
+    panel.plot._selection.select(int(dots.request_ids[0]))
+    after = panel.plot.grab().toImage()
+    x, y = panel.plot.x_pixel(float(dots.ages[0])), panel.plot.y_pixel(float(dots.seconds[0]))
+    changed = [
+        (i, j) for i in range(before.width()) for j in range(before.height()) if before.pixel(i, j) != after.pixel(i, j)
+    ]
+    assert changed and any(abs(i - x) < 6 and abs(j - y) < 6 for i, j in changed)
 
 
 # Step time -----------------------------------------------------------------------------------------------------------
