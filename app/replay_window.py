@@ -23,7 +23,7 @@ from app.theme import PADDING, SPACING, Theme
 from app.widgets import label, paint_surface
 from app.words import count, seconds_label
 from engine.events import Keyframe, StepRecord
-from engine.recording import RecordingError, RunReader
+from engine.recording import RecordingError, RunReader, Text
 from engine.run_state import RunState
 
 SLICE_SECONDS = 0.02
@@ -134,6 +134,8 @@ class ReplayWindow(ScopeWindow):
                 f"The file ends within a step: it is shown up to step {reader.last_step:,}, the last whole one.",
                 action=("Close", lambda: None),
             )
+        if reader.header.texts:
+            self.source.texts = _Texts(reader, self.source).of
         self.travel.follow(self._path)
         self.time_bar.show_pace(alive=True, paused=True)
         self.show_again()
@@ -173,6 +175,24 @@ class ReplayWindow(ScopeWindow):
         self.travel.close()
         self._reader.close()
         event.accept()
+
+
+class _Texts:
+    """Prompts and answers of a recording that kept them."""
+
+    def __init__(self, reader: RunReader, source: ScopeSource) -> None:
+        self._source = source
+        self._pieces: dict[int, list[tuple[int, Text]]] = {}
+        for step, text in reader.texts():
+            self._pieces.setdefault(text.request_id, []).append((step, text))
+
+    def of(self, request_id: int) -> tuple[str, str] | None:
+        """Prompt and answer as far as they had come at the shown step; None where nothing was kept."""
+        last = self._source.last_step
+        pieces = [text for step, text in self._pieces.get(request_id, []) if last is None or step <= last]
+        prompt = "\n".join(text.text for text in pieces if text.role != "assistant")
+        answer = "".join(text.text for text in pieces if text.role == "assistant")
+        return (prompt, answer) if pieces else None
 
 
 class _Top(QWidget):

@@ -205,7 +205,7 @@ class RequestDetails(QWidget):
         self._place_pairs()
 
     def _show_texts(self, request_id: int) -> None:
-        texts_of = getattr(self._source, "texts", None)
+        texts_of = self._source.texts
         texts = texts_of(request_id) if texts_of is not None else None
         self.texts.setVisible(bool(texts) and any(texts))
         if texts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from PySide6.QtCore import QTimer, Signal
@@ -89,6 +90,8 @@ class ScopeSource:
     """Of one KV block; 0: not known."""
     live: bool = True
     """Whether the run goes on; without an engine the panels show how it ended."""
+    texts: Callable[[int], tuple[str, str] | None] | None = None
+    """Prompt and answer of a request up to the shown step, where a recording has them."""
 
     @property
     def state(self) -> RunState:
