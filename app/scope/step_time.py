@@ -44,8 +44,10 @@ _MEANINGS = {
 }
 READ_SECONDS = 1.0
 """Between two readings of the processes."""
-WIDE = 520
+WIDE = 400
 """From this width on the figures are beside the plot, not under it."""
+BESIDE = 210
+"""Pixels of the figures' width then."""
 BETWEEN = FigureRow("", ("", ""))
 """Between the parts of a step and what is of another kind."""
 LONGEST = 1e6
@@ -186,30 +188,34 @@ def _percent(share: float | None) -> str:
 
 
 class StepTimeContent(QWidget):
-    """The plot, and the table under it or, where it is wide, beside it."""
+    """The plot, and the table, which scrolls, under it or, where it is wide, beside it."""
 
     def __init__(self, plot: StepTimePlot, theme: Theme) -> None:
         super().__init__()
         self.table = FigureTable("Parts of a step, prefix cache, processes", theme, ("mean", "share"))
-        side = QVBoxLayout()
-        side.addWidget(self.table)
-        side.addStretch(1)
+        held = QWidget()
+        column = QVBoxLayout(held)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.addWidget(self.table)
+        column.addStretch(1)
+        self._side = ScrollColumn(held)
         self._row = QBoxLayout(QBoxLayout.Direction.TopToBottom, self)
         self._row.setContentsMargins(0, 0, 0, 0)
         self._row.setSpacing(SPACING)
-        self._row.addWidget(plot, 3)
-        self._row.addLayout(side, 2)
+        self._row.addWidget(plot, 1)
+        self._row.addWidget(self._side)
 
     def minimumSizeHint(self) -> QSize:
-        """Its height is that of how it lies, its width that of the narrower way: beside must not force it wide."""
-        return QSize(160, super().minimumSizeHint().height())
+        """That of the narrower way: lying beside each other must not force it wide."""
+        return QSize(160, 120)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         wide = self.width() >= WIDE
         directions = QBoxLayout.Direction
         self._row.setDirection(directions.LeftToRight if wide else directions.TopToBottom)
-        self._row.setStretch(1, 2 if wide else 0)
+        self._side.setMinimumWidth(BESIDE if wide else 0)
+        self._side.setMaximumWidth(BESIDE if wide else 16_777_215)
 
 
 class StepTimePanel(ScopePanel):
@@ -219,7 +225,7 @@ class StepTimePanel(ScopePanel):
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
         self.plot = StepTimePlot(source.history.steps, theme)
         self.figures = StepTimeContent(self.plot, theme)
-        super().__init__("Step time", source, theme, selection, ScrollColumn(self.figures), parent)
+        super().__init__("Step time", source, theme, selection, self.figures, parent)
         self.processes: Callable[[], dict[str, int | None]] = lambda: {"window": os.getpid()}
         """Names and ids of the processes whose load is shown; the engine's is called ``engine``."""
         self.device: Callable[[], str] = lambda: "cpu"
