@@ -20,7 +20,7 @@ from engine.request import request_name
 
 _DOT, _TEXT = 0, 1
 DOT_PIXELS = 22
-PAIR_PIXELS = 120
+PAIR_PIXELS = 170
 """A name and its figure, beside each other."""
 TEXT_LINES = 4
 """Of a prompt or an answer, before it scrolls."""
