@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NoReturn
@@ -39,6 +39,10 @@ SEGMENT_STEPS = 512
 """Steps after which it ends in any case."""
 FLUSH_BYTES = 256 * 1024
 FLUSH_SECONDS = 0.5
+COPY_BYTES = 2 * 2**20
+"""Copied at each flush while old segments are dropped: so much more than is written that it catches up."""
+SHORTEN_FROM = 11 / 12
+"""Share of the limit from which old segments are dropped."""
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -63,7 +67,9 @@ class RunWriter:
         after it. The file takes the place of one that is there. While old segments are dropped, half of ``limit_bytes``
         more is taken for a moment; a single segment is kept whatever its size."""
         if limit_bytes < MIN_LIMIT_BYTES:
-            raise RecordingError(f"the limit of a run file is {limit_bytes:,} bytes; it must be {MIN_LIMIT_BYTES:,}")
+            raise RecordingError(
+                f"the limit of a run file is {limit_bytes:,} bytes; it must be at least {MIN_LIMIT_BYTES:,}"
+            )
         self.path = Path(path).resolve()
         self.limit_bytes = limit_bytes
         self._texts = header.texts
@@ -81,10 +87,13 @@ class RunWriter:
         self._last_time = 0.0
         self._flushed_at = time.monotonic()
         self._file: BinaryIO | None = None
+        self._successor: BinaryIO | None = None
+        """Becomes the run file once it has all of it from ``_kept_from`` on; up to ``_copied`` it has."""
+        self._kept_from = self._copied = 0
         with self._reporting():
             if self.path.exists() and not self.path.is_file():
                 raise OSError(None, "this is not a file")
-            self._begin_file(0, 0)
+            self._take_over(self._begin_file())
         if keyframe is not None:
             self._takers = BlockTakers.of(keyframe)
             self._last_step, self._last_time = keyframe.step, keyframe.time
@@ -95,7 +104,7 @@ class RunWriter:
         """Add a step, right after it; ``keyframe`` gives the state after it where that is wanted."""
         if self._file is None:
             return
-        if record.step <= self._last_step and self._segment_steps:
+        if record.step <= self._last_step:
             self._fail(f"step {record.step:,} came after step {self._last_step:,}: this is another run")
         self._last_step, self._last_time = record.step, record.time + record.timings.total
         if not self._segments:
@@ -126,18 +135,28 @@ class RunWriter:
             return
         with self._reporting():
             if self._size + len(self._buffer) > self.limit_bytes:
-                self._drop_oldest()
+                self._shorten(at_once=True)
             write_all(self._file, self._buffer)
             self._size += len(self._buffer)
             self._buffer.clear()
+            if self._successor is not None or self._size > self.limit_bytes * SHORTEN_FROM:
+                self._shorten(at_once=False)
 
     def close(self) -> None:
         if self._file is None:
             return
         self._append(FrameKind.END, b"")
         self.flush()
-        self._file.close()
-        self._file = None
+        self._end()
+
+    def _end(self) -> None:
+        for file in (self._file, self._successor):
+            if file is not None:
+                with contextlib.suppress(OSError):
+                    file.close()
+        if self._successor is not None:
+            discard(self._successor)
+        self._file = self._successor = None
 
     def _append(self, kind: FrameKind, payload: bytes) -> None:
         self._buffer += pack_frame(kind, self._last_step, self._last_time, payload)
@@ -154,39 +173,47 @@ class RunWriter:
         steps_bytes = self._size + len(self._buffer) - self._segments[-1] - self._keyframe_bytes
         return steps_bytes > max(self.limit_bytes // 8, self._keyframe_bytes)
 
-    def _drop_oldest(self) -> None:
-        """Rewrite the file with the newest segments alone, half of the limit at most."""
-        assert self._file is not None
-        end = self._size + len(self._buffer)
-        keep = bisect_left(self._segments, end - self.limit_bytes // 2)
-        keep = min(keep, len(self._segments) - 1)
-        if keep <= 0:
-            return
-        first = self._segments[keep]
-        if first > self._size:  # not yet in the file
-            del self._buffer[: first - self._size]
-        self._begin_file(min(first, self._size), self._size)
-        shift = first - len(self._beginning)
-        self._segments = [offset - shift for offset in self._segments[keep:]]
-
-    def _begin_file(self, begin: int, end: int) -> None:
-        """A file with the header and what the file so far has from ``begin`` to ``end`` takes its place."""
-        temporary = temporary_beside(self.path)
+    def _begin_file(self) -> BinaryIO:
+        """A file beside the run file with the header in it."""
+        file = temporary_beside(self.path)
         try:
-            write_all(temporary, self._beginning)
-            if self._file is not None:
-                copy_range(self._file, temporary, begin, end)
-            self._take_over(temporary)
+            write_all(file, self._beginning)
         except OSError:
-            discard(temporary)
+            discard(file)
             raise
+        return file
 
-    def _take_over(self, temporary: BinaryIO) -> None:
-        """The temporary file becomes the run file; whoever has the old one open keeps that."""
-        Path(temporary.name).replace(self.path)
+    def _shorten(self, *, at_once: bool) -> None:
+        """Copy the newest segments, half of the limit at most, to another file: all of them, or some at each call, so
+        that no step waits for it. Once that has caught up it takes the place of the run file."""
+        assert self._file is not None
+        if self._successor is None:
+            written = bisect_right(self._segments, self._size)
+            first = min(bisect_left(self._segments, self._size - self.limit_bytes // 2), written - 1)
+            if first <= 0:
+                return
+            self._kept_from = self._copied = self._segments[first]
+            self._successor = self._begin_file()
+        end = self._size if at_once else min(self._size, self._copied + COPY_BYTES)
+        copy_range(self._file, self._successor, self._copied, end)
+        self._file.seek(self._size)
+        self._copied = end
+        if end == self._size:
+            shift = self._kept_from - len(self._beginning)
+            successor, self._successor = self._successor, None
+            self._take_over(successor)
+            self._segments = [offset - shift for offset in self._segments if offset >= self._kept_from]
+
+    def _take_over(self, file: BinaryIO) -> None:
+        """The file becomes the run file; whoever has the old one open keeps that."""
+        try:
+            Path(file.name).replace(self.path)
+        except OSError:
+            discard(file)
+            raise
         if self._file is not None:
             self._file.close()
-        self._file, self._size = temporary, temporary.tell()
+        self._file, self._size = file, file.tell()
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[None]:
@@ -199,7 +226,5 @@ class RunWriter:
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.truncate(self._size)  # half a frame may have been written
-            with contextlib.suppress(OSError):
-                self._file.close()
-            self._file = None
+        self._end()
         raise RecordingError(f"{self.path} cannot be written: {reason}")

@@ -85,3 +85,16 @@ def test_steps_are_found_by_time(tmp_path: Path) -> None:
         assert reader.step_at(end) == record.step
         assert reader.step_at(end - 1e-6) == max(record.step - 1, 1)
     assert reader.step_at(0.0) == 1 and reader.step_at(1e12) == reader.last_step
+
+
+def test_no_jump_folds_more_than_a_segment(tmp_path: Path) -> None:
+    records = record_run(tmp_path / "run", timed_core())
+    reader = RunReader(tmp_path / "run")
+    begun = {part.step for step in range(reader.last_step) if isinstance(part := next(reader.replay(step)), Keyframe)}
+    assert len(begun) == reader.last_step, "any step can begin a replay"
+    index = reader._index
+    for segment in range(len(index.segment_steps)):
+        first, last = index.segment_range(segment)
+        inside = records[first:last]
+        cost = sum(len(r.request_ids) + run_writer.ROWS_AN_EVENT * len(r.events) for r in inside[:-1])
+        assert len(inside) <= 7 and cost < 60
