@@ -31,9 +31,9 @@ MOST_STEPS = 1024
 """That one bar sums up."""
 OFF_SCALE = 0.3
 """Below this share of the budget the bars have a scale of their own, and the budget is named at the top instead."""
-STRIP_LINES = 24
-"""Logical pixels of the lines under the bars."""
-STRIP_FROM = 130
+STRIP_LEAST, STRIP_MOST = 14, 28
+"""Logical pixels of the lines under the bars: an eighth of the whole, within these."""
+STRIP_FROM = 110
 """Logical pixels of the whole plot from which there is room for them."""
 GAP = 4
 LEGEND = {
@@ -67,6 +67,7 @@ class OccupancyPlot(Plot):
         self._budget = 0
         self._boxes: dict[str, list[QRect]] = {}
         self._caps: list[QRect] = []
+        self._lines_height = 0
         self._pressed: QPoint | None = None
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setCursor(Qt.CursorShape.PointingHandCursor)
@@ -80,7 +81,8 @@ class OccupancyPlot(Plot):
     def refresh(self) -> None:
         history, last_step = self.source.history.steps, self.source.last_step
         scale = self.devicePixelRatioF()
-        self.foot = self.metrics.height() + STRIP_LINES + 2 * GAP if self.height() >= STRIP_FROM else 0
+        self._lines_height = min(STRIP_MOST, max(STRIP_LEAST, self.height() // 8))
+        self.foot = self.metrics.height() + self._lines_height + 2 * GAP if self.height() >= STRIP_FROM else 0
         budgets = history.last("budget", 1, last_step)
         self._budget = int(budgets[-1]) if len(budgets) else 0
         # The labels of the scale decide how much room there is for bars, the bars' height decides on the labels.
@@ -202,10 +204,11 @@ class OccupancyPlot(Plot):
         theme, lines = self.theme, self.bars.lines
         text_top = self.area.bottom() + 1 + GAP
         top = text_top + self.metrics.height()
+        height = self._lines_height
         highest = max(1, *(int(values.max(initial=0)) for values in lines.values()))
         label = tick_label(highest)
         painter.setPen(QPen(theme.line, 1))
-        painter.drawLine(self.area.left(), top + STRIP_LINES, self.area.right(), top + STRIP_LINES)
+        painter.drawLine(self.area.left(), top + height, self.area.right(), top + height)
         painter.setPen(theme.muted)
         painter.drawText(self.area.left() - 5 - self.advance(label), top + self.metrics.ascent() // 2 + 1, label)
         x = self.area.left() + 4
@@ -216,7 +219,7 @@ class OccupancyPlot(Plot):
             pen = QPen(getattr(theme, token), 1.5, style)
             painter.setPen(pen)
             points = step_points(values, self.area.right() + 1 - len(values) * BAR, BAR)
-            heights = top + STRIP_LINES - points[:, 1] * (STRIP_LINES - 1) / highest
+            heights = top + height - points[:, 1] * (height - 1) / highest
             painter.drawPolyline(
                 QPolygonF([QPointF(px, py) for px, py in zip(points[:, 0].tolist(), heights.tolist(), strict=True)])
             )
