@@ -191,9 +191,9 @@ class LoadSource(QWidget):
     def fault(self, info: ModelInfo | None) -> str:
         """Why there is no load to start; empty where there is one."""
         if self.is_file:
-            if self.trace.fault:
-                return self.trace.fault
-            return "" if self.trace.workload is not None else "The file is being read."
+            if self.trace.busy or (self.trace.workload is None and not self.trace.fault):
+                return "The file is being read."
+            return self.trace.fault
         try:
             if self.scenario is None:
                 return shape_fault(self.form.shape(), info.max_model_len if info else None)

@@ -44,7 +44,7 @@ class PercentileGrid(QWidget):
         grid = QGridLayout(self)
         grid.setContentsMargins(0, 0, 0, 0)
         grid.setHorizontalSpacing(SPACING)
-        grid.setVerticalSpacing(SPACING // 4)
+        grid.setVerticalSpacing(1)
         self.cells: dict[str, QLabel] = {}
         for column, name in enumerate(LIVE_COLUMNS, start=1):
             head = label(name, "muted")
