@@ -236,6 +236,9 @@ class Lanes:
         return keyframe.step < self._step or fallen
 
     def _restore_request(self, request: RequestState, time: float) -> None:
+        known = self._open.places.get(request.request_id)
+        if known is not None and self._open.table["arrival"][known] != request.arrival_time:
+            self._close(request.request_id, "")  # of another run, which went by unseen
         place = self._place(request.request_id, request.arrival_time, request.priority, request.user)
         lanes, table = self._open, self._open.table
         table["priority"][place] = request.priority

@@ -149,10 +149,14 @@ def lane_image(
     if image.height() != rows * height:  # else no pixel is left out below
         image.fill(0)
     pixels = np.frombuffer(image.bits(), dtype=np.uint32).reshape(image.height(), columns)
-    for row in range(rows):
-        top = round(row * pitch * scale)
-        target = pixels[top : top + height]
-        np.take(texture[: len(target)], index[row], axis=1, out=target, mode="clip")
+    if image.height() == rows * height and height < rows // 16:  # few lines of many lanes: line by line
+        for y in range(height):
+            pixels[y::height] = texture[y].take(index)
+    else:
+        for row in range(rows):
+            top = round(row * pitch * scale)
+            target = pixels[top : top + height]
+            np.take(texture[: len(target)], index[row], axis=1, out=target, mode="clip")
     image.setDevicePixelRatio(scale)
     return image
 
@@ -218,17 +222,21 @@ def _fill_thin(
     place, code, extent = (rows * columns + at)[inside], code[inside], extent[inside]
     if not len(place):
         return
-    most = np.zeros(len(flat))
-    winner = np.zeros(len(flat), dtype=np.uint8)
+    # Counted by the pixels that have any, which may be few of all.
+    has = np.zeros(len(flat), dtype=bool)
+    has[place] = True
+    pixels = np.flatnonzero(has)
+    number = np.cumsum(has, dtype=np.int32)[place] - 1
+    most = np.zeros(len(pixels))
+    winner = np.zeros(len(pixels), dtype=np.uint8)
     for each in np.flatnonzero(np.bincount(code, minlength=_CODES)):
         chosen = code == each
         # A part without any extent, of a step that took no time, counts a little.
-        sums = np.bincount(place[chosen], weights=extent[chosen] + 1e-9, minlength=len(flat))
+        sums = np.bincount(number[chosen], weights=extent[chosen] + 1e-9, minlength=len(pixels))
         better = sums > most
         winner[better], most[better] = each, sums[better]
-    seen = np.flatnonzero(most)
-    seen = seen[(flat[seen] == 0) | ~np.isin(winner[seen], _BEHIND)]
-    flat[seen] = winner[seen]
+    seen = (flat[pixels] == 0) | ~np.isin(winner, _BEHIND)
+    flat[pixels[seen]] = winner[seen]
 
 
 # Looks ---------------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from engine.events import (
     Keyframe,
     Preempted,
     Reprioritised,
+    RequestState,
     RowKind,
     RunTotals,
     StepRecord,
@@ -25,6 +26,7 @@ from engine.events import (
     SwappedOut,
 )
 from engine.lanes import LANES_KEPT, SPANS_KEPT, Lanes, SpanKind
+from engine.request import RequestStatus
 from tests.app.runs import Run, record_of
 
 CHUNKS = {SpanKind.PREFILL, SpanKind.RECOMPUTE}
@@ -282,6 +284,19 @@ def test_another_run_begins_anew_whatever_its_steps_are_called() -> None:
     later = Keyframe(90, 50.0, 40, 16, 8, 64, [], [], None, RunTotals(steps=1))
     lanes.restore(later)
     assert len(lanes) == 0 and lanes.begin == lanes.end == 0.0
+
+
+def test_a_request_of_another_run_with_the_same_number_has_a_lane_of_its_own() -> None:
+    lanes = opened(1)
+    lanes.apply(record_of(3, time=0.0, seconds=1.0, rows=[(1, RowKind.DECODE, 1, 1, 0, 0)]))
+    other = RequestState(1, 5.0, 30, 9, 0, "", RequestStatus.RUNNING, 30, 2, 0, 0, [], admitted_time=5.5)
+    lanes.restore(Keyframe(90, 7.0, 40, 16, 8, 64, [other], [], None, RunTotals(steps=90)))
+    rows = lanes.between()
+    assert rows.request_id.tolist() == [1, 1] and rows.arrival.tolist() == [0.0, 5.0]
+    assert [(s.kind, s.begin, s.end) for s in lanes.spans_of(1)] == [
+        (SpanKind.WAITING, 5.0, 5.5),
+        (SpanKind.DECODE, 5.5, 7.0),
+    ]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), -1.0])
