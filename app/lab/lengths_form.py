@@ -75,6 +75,8 @@ class LengthsForm(QWidget):
         super().resizeEvent(event)
         wide = self.width() >= WIDE_PX
         self._box.setDirection(QBoxLayout.Direction.LeftToRight if wide else QBoxLayout.Direction.TopToBottom)
+        for index in range(self._box.count()):
+            self._box.setStretch(index, int(wide))
 
     def choose(self, kind: str) -> None:
         """One of :data:`KINDS`."""

@@ -74,6 +74,7 @@ class LoadSource(QWidget):
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(SPACING // 4)
         row = QHBoxLayout()
+        row.setContentsMargins(0, 0, 0, 2)
         row.setSpacing(SPACING)
         row.addWidget(self.choice, 1)
         row.addWidget(self.file_button)

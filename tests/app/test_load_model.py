@@ -298,6 +298,26 @@ def test_records_give_admissions_and_totals_even_a_little_late() -> None:
     assert summary["mean_service_e2el_ms"] == pytest.approx(600)
 
 
+@pytest.mark.parametrize("phase", [0.0, 0.13, 0.5, 0.77, 0.99])
+def test_the_live_rate_is_right_whenever_it_is_read(phase: float) -> None:
+    """Pitfall L7: steps of 20 ms that give two tokens each, 100 tokens per second, read at any moment of a step."""
+    run, _, clock = make_run(request(output_tokens=500))
+    run.pump()
+    counted = []
+    assert run.tokens_per_second == 0.0, "nothing has come yet"
+    for step in range(1, 201):
+        clock.now = 50.0 + 0.02 * step
+        run.take_outputs([Output(101, clock.now, [1, 2])])
+        clock.now += 0.02 * phase
+        counted.append(run.recorder.output_tokens)
+        if step >= 20:
+            assert run.tokens_per_second == pytest.approx(100.0, rel=0.05)
+    assert counted == sorted(counted) and counted[-1] == 400
+    run.take_outputs([Output(101, clock.now, [], finish_reason="length")])
+    clock.now += 1_000.0
+    assert run.tokens_per_second == pytest.approx(100.0, rel=0.05), "of a run that has ended, its own"
+
+
 # Warm-up, objectives, clipping ---------------------------------------------------------------------------------------
 
 

@@ -121,6 +121,23 @@ def test_percentiles_of_many() -> None:
     assert figures["p99_x_ms"] == pytest.approx(1e3 * float(np.quantile(values, 0.99)))
 
 
+# L3 ------------------------------------------------------------------------------------------------------------------
+
+
+def test_output_tokens_are_the_ids_whatever_their_text() -> None:
+    """A hundred spaces that a tokeniser would make one token of, in chunks that it would begin anew each time."""
+    recorder = RunRecorder(0.0)
+    timeline = recorder.expect(WorkloadRequest(output_tokens=100, prompt_tokens=7))
+    recorder.sent(1, timeline, 0.0)
+    for chunk in range(20):
+        ends = "length" if chunk == 19 else None
+        recorder.output(Output(1, 1.0 + chunk, [220] * 5, text=" " * 5, finish_reason=ends, prompt_tokens=7))
+    summary = summarise(recorder.timelines, every(0.0, 1), elapsed=20.0)
+    assert (summary["total_output_tokens"], summary["output_lens"]) == (100, [100])
+    assert summary["output_throughput"] == 5.0 and recorder.output_tokens == 100
+    assert summary["mean_tpot_ms"] == pytest.approx(19_000 / 99) and len(summary["itls"][0]) == 99
+
+
 # L5 ------------------------------------------------------------------------------------------------------------------
 
 

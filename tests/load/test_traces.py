@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from engine import json_array
 from engine.bench_run import prepare
+from engine.intake import Intake
 from engine.json_array import array_entries
 from engine.load_shapes import ShapeError
+from engine.messages import AddRequest
+from engine.request import SamplingParams
 from engine.traces import TraceReader, load_workload
 from engine.workload import Workload, WorkloadError, WorkloadRequest
-from tests.load.fake_engine import FakeCodec
+from tests.load.fake_engine import Clock, FakeCodec, FakeCore
 
 
 def write(tmp_path: Path, text: str, name: str = "data.bin") -> Path:
@@ -302,3 +306,15 @@ def test_texts_are_clipped_by_whoever_has_the_tokenizer() -> None:
     clipped, whole = prepare(Workload("x", requests), FakeCodec(), 500, 100)
     assert (len(clipped.prompt_token_ids), clipped.clipped) == (90, True)
     assert (len(whole.prompt_token_ids), whole.clipped) == (300, False), "which the engine then refuses"
+
+
+def test_the_engine_cuts_a_text_to_the_tokens_it_was_told() -> None:
+    clock = Clock()
+    core = FakeCore(clock)
+    intake = Intake(FakeCodec(), SimpleNamespace(vocab_size=500, max_model_len=100))
+    params = SamplingParams(max_tokens=2)
+    for number, limit in enumerate((5, None), start=1):
+        command = AddRequest(number, params, prompt="hello world", prompt_limit=limit, ends_after=2, arrival_time=0.0)
+        intake.add(core, command)
+    assert [len(ids) for _, ids, _ in core.added] == [5, 11]
+    assert core.added[0][1] == core.added[1][1][:5]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from engine.load_shapes import draw_lengths
 from engine.workload import (
     Arrivals,
     EngineOptions,
+    Exponential,
     LogNormal,
+    Normal,
     PriorityShare,
     ShapeError,
     SharedPrefix,
@@ -25,6 +28,7 @@ from engine.workload import (
     list_scenarios,
     load_scenario,
     load_workload,
+    longest,
     synthetic_prompt,
 )
 
@@ -153,6 +157,21 @@ def test_lengths() -> None:
     assert min(drawn) >= 20 and max(drawn) <= 400
     assert np.median(drawn) == pytest.approx(100, rel=0.03)
     assert np.std(np.log(drawn)) == pytest.approx(0.5, rel=0.05)
+    normal = draw_lengths(Normal(mean=200, deviation=30, low=120, high=400), 20_000, rng)
+    assert min(normal) == 120 and np.mean(normal) == pytest.approx(200, rel=0.02)
+    assert np.std(normal) == pytest.approx(30, rel=0.05)
+    exponential = draw_lengths(Exponential(mean=100, high=10_000), 20_000, rng)
+    assert min(exponential) == 1 and np.mean(exponential) == pytest.approx(100, rel=0.05)
+    assert np.mean(np.array(exponential) > 200) == pytest.approx(math.exp(-2), rel=0.1), "memoryless"
+    for made, top in ((uniform, 5), (drawn, 400), (normal, 400)):
+        assert max(made) <= top
+    shapes = (7, [3, 9, 4], Uniform(low=1, high=5), Normal(3, 1, 1, 8), Exponential(3, high=6))
+    assert [longest(shape) for shape in shapes] == [7, 9, 5, 8, 6]
+    for impossible in ({"mean": 0.0}, {"mean": math.inf}, {"mean": 5.0, "low": 9, "high": 3}):
+        with pytest.raises(ShapeError, match="exponential"):
+            Exponential(**impossible)
+    with pytest.raises(ShapeError, match="normal deviation is -1"):
+        Normal(5.0, -1.0)
     for bad in (0, [], [4, -1]):
         with pytest.raises(ShapeError):
             draw_lengths(bad, 2, rng)
@@ -271,7 +290,11 @@ def test_every_built_in_scenario_is_whole(name: str) -> None:
 
 
 def test_the_promised_scenarios_are_there() -> None:
-    assert {"bus-and-metro", "kv-crunch", "rush-hour", "conversation"} <= set(list_scenarios())
+    promised = ["bus-and-metro", "conversation", "rush-hour", "noisy-neighbour", "kv-crunch", "long-prompt"]
+    promised += ["shared-prompt", "repetitive"]
+    for name in promised:
+        watch = load_scenario(name).watch.strip()
+        assert re.search(r"\b([Ww]atch|Compare)\b", watch) and len(watch) <= 320, "short enough for a narrow panel"
     bus = load_scenario("bus-and-metro").build()
     assert [(r.prompt_tokens, r.output_tokens) for r in bus.requests] == [(100, 50), (200, 150), (150, 80)]
     assert not bus.open_loop
