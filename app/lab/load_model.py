@@ -13,6 +13,14 @@ from engine.metrics import RequestTimeline, distribution
 from engine.workload import EngineOptions, Workload, WorkloadShape, longest, prompt_length
 
 NOT_AVAILABLE = "n/a"
+NOT_READY: dict[str, str] = {
+    "stopped": "No model is loaded yet: load one, then start the load.",
+    "starting": "The engine is starting; the load can begin when the model is ready.",
+    "loading": "The model is loading; the load can begin when it is ready.",
+    "failed": "The model could not be loaded: load another one, then start the load.",
+    "dead": "The engine has died: restart it, then start the load.",
+}
+"""State of the engine -> what stands between it and a load."""
 LIVE_ROWS = (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"), ("E2EL", "e2el"))
 ORIGIN_ROWS = (
     ("due TTFT", "schedule_ttft"),

@@ -18,6 +18,7 @@ from app.lab.fields import sentence
 from app.lab.fold import Fold
 from app.lab.load_control import LoadControl
 from app.lab.load_model import (
+    NOT_READY,
     ScenarioConfigs,
     clip_remarks,
     differences,
@@ -156,6 +157,11 @@ class LoadPanel(Card):
     def clock(self, clock: Callable[[], float]) -> None:
         self.control.clock = clock
 
+    @property
+    def scenario(self) -> Scenario | None:
+        """The chosen scenario; None with numbers of one's own or a file."""
+        return self.source.scenario
+
     def select_scenario(self, name: str) -> None:
         """Choose a built-in scenario. Raises :class:`WorkloadError` where there is none."""
         self.source.select_scenario(name)
@@ -209,7 +215,7 @@ class LoadPanel(Card):
             elif not fault:
                 remarks += self._remarks_about(info)
         if info is None:
-            remarks = [] if active else [_NOT_READY.get(self._bridge.state, "")]
+            remarks = [] if active else [NOT_READY.get(self._bridge.state, "")]
         self.notice.setText(fault if fault and not active else " ".join(filter(None, remarks)))
         self.notice.setVisible(bool(self.notice.text()))
         self.restart_button.setVisible(self._wanted is not None and not fault and not active and not comparing)
@@ -391,12 +397,3 @@ def _file_of(data: QMimeData) -> Path | None:
         return None
     path = Path(urls[0].toLocalFile())
     return None if path.suffix == SUFFIX else path
-
-
-_NOT_READY: dict[str, str] = {
-    "stopped": "No model is loaded yet: load one, then start the load.",
-    "starting": "The engine is starting; the load can begin when the model is ready.",
-    "loading": "The model is loading; the load can begin when it is ready.",
-    "failed": "The model could not be loaded: load another one, then start the load.",
-    "dead": "The engine has died: restart it, then start the load.",
-}
