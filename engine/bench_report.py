@@ -156,8 +156,11 @@ def _latency_table(result: dict[str, Any]) -> Table:
         ("TPOT", "tpot"),
         ("ITL", "itl"),
         ("E2EL", "e2el"),
+        ("TTFT, service only", "service_ttft"),
         ("E2EL, service only", "service_e2el"),
     ]
+    if result["latency_from"] != "intended arrival":
+        rows += [("TTFT, intended arrival", "schedule_ttft"), ("E2EL, intended arrival", "schedule_e2el")]
     for name, key in rows:
         table.add_row(name, *(figure(result[f"{column}_{key}_ms"]) for column in columns))
     for kind in ("priority", "user"):
