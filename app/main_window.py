@@ -241,6 +241,7 @@ class MainWindow(ScopeWindow):
         if self.travel.is_live:  # else the past is shown, and the run goes on behind it
             self.top_bar.run_moved()
             self.follow_run()
+            self.travel.keep_up()
         # A fresh engine, or a gap, moves the run without a step to draw.
         self._step_to_draw = self.source.state.step not in (0, self._drawn_step)
         self._drawn_step = self.source.state.step

@@ -41,6 +41,8 @@ FIRST_SIZE = QSize(1440, 900)
 SMALLEST = QSize(900, 560)
 FRAME_SECONDS = 0.006
 """What refreshing panels may take of a frame; painting comes on top of it."""
+FREE_SECONDS = 0.001
+"""Less than any refresh: where no more is spent yet, whatever has waited longest is refreshed, however dear it is."""
 PANELS: dict[str, type[ScopePanel]] = {
     "occupancy": OccupancyPanel,
     "blocks": BlockMapPanel,
@@ -168,7 +170,8 @@ class ScopeWindow(QMainWindow):
         frame may take; the rest comes with the next frames."""
         begun = time.perf_counter()
         for panel in sorted(self.panels.values(), key=lambda panel: panel.refreshed_at):
-            panel.run_moved(postponed=time.perf_counter() - begun > FRAME_SECONDS)
+            spent = time.perf_counter() - begun
+            panel.run_moved(postponed=spent > FREE_SECONDS and spent + panel.refresh_cost > FRAME_SECONDS)
 
     def show_again(self) -> None:
         """The shown step is another: everything seen is drawn anew."""

@@ -50,6 +50,8 @@ EVERYTHING = Arrangement(
 )
 WARM_UP_FRAMES = 10
 BEAT_MS = 5
+SETTLE_SECONDS = 1.5
+"""The window is laid out and shows the first state."""
 
 
 class Tape(ScriptedClient):
@@ -103,10 +105,13 @@ def measure(steps: int, jumps: int) -> dict[str, Any]:
         window.show()
         arrange(window, window.docks, EVERYTHING)
         bridge.start(EngineConfig())
+        settled = time.perf_counter() + SETTLE_SECONDS
+        _beat_until(lambda: time.perf_counter() > settled)
         QTimer.singleShot(0, tape.play)
         gaps = _beat_until(lambda: bridge.run_state.step >= records[-1].step)
         frames = list(window.frame_stats.milliseconds)[WARM_UP_FRAMES:]
         window.travel.follow(run)
+        window.travel.reader()
         places = np.linspace(keyframe.step + 2, records[-1].step - 2, jumps)
         jumped = [_jump(window, application, int(step)) for step in places]
         window.close()

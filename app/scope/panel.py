@@ -144,6 +144,8 @@ class ScopePanel(Card):
         self._stale = True
         self.refreshed_at = 0.0
         """Clock of the last refresh."""
+        self.refresh_cost = 0.0
+        """Seconds that it took."""
         self._due = QTimer(self)
         self._due.setSingleShot(True)
         self._due.timeout.connect(self._refresh_if_seen)
@@ -197,6 +199,7 @@ class ScopePanel(Card):
             self.refresh()
         else:
             self.clear()
+        self.refresh_cost = time.perf_counter() - self.refreshed_at
         self.refreshed.emit()
 
     def show_anew(self) -> None:

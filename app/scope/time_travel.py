@@ -11,12 +11,15 @@ The window keeps nothing of the past but its histories; what a step looked like 
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
 
 from app.scope.panel import Moment, ScopeSource
 from engine.recording import RecordingError, RunReader
+
+KEEP_UP_SECONDS = 2.0
 
 
 class TimeTravel(QObject):
@@ -30,6 +33,7 @@ class TimeTravel(QObject):
         self._source = source
         self._path: Path | None = None
         self._reader: RunReader | None = None
+        self._kept_up_at = 0.0
 
     def follow(self, path: Path | None) -> None:
         """The run file of the run that the panels follow; None: nothing can be looked back at."""
@@ -76,6 +80,14 @@ class TimeTravel(QObject):
             self._reader = None
             self.failed.emit(f"The past cannot be shown: {error}")
         return self._reader
+
+    def keep_up(self) -> None:
+        """Take in now and then what is written, so that a jump need not go through all of it."""
+        now = time.perf_counter()
+        if self._path is not None and self._source.moment is None and now - self._kept_up_at >= KEEP_UP_SECONDS:
+            self._kept_up_at = now
+            if self._path.exists():
+                self.reader()
 
     def show_step(self, step: int) -> None:
         """The run as it was right after ``step``, or the nearest step that is kept; the newest is shown live."""
