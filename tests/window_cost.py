@@ -1,9 +1,10 @@
 """What the window costs the engine: ``python -m tests.window_cost [--rounds 3] [--seconds 15] [--batch 8] [--json]``.
 
 One engine process decodes a steady batch all the time. For ``--seconds`` each, in turn, its output is drained by a bare
-loop that does nothing else, and by the real main window, offscreen, with every dock of its first arrangement visible
-and one of the requests a chat that is drawn as it streams. Prints output tokens per second of both and their ratio,
-round by round; the median ratio is the figure.
+loop that does nothing else, and by the real main window, offscreen, with every dock visible at once (or those of an
+arrangement: ``--docks chat``) and one of the requests a chat that is drawn as it streams. Prints output tokens per
+second of both and their ratio, round by round, and the share of a core that the window took; the median ratio is the
+figure.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 
 from PySide6.QtCore import QEventLoop, QTimer
 
+from app.docks import arrange
 from app.engine_bridge import EngineBridge
 from app.main_window import MainWindow
 from app.start import delete_in_order, make_application
@@ -30,6 +32,7 @@ from engine.config import DTYPES, EngineConfig, SchedulerConfig
 from engine.environment import share_cores
 from engine.messages import AckFrame, AddRequest, ChatMessage, Frame, LoadFailed, Ready
 from engine.request import SamplingParams
+from tests.frame_cost import EVERYTHING
 
 PARAMS = SamplingParams(max_tokens=8_000, ignore_eos=True)
 QUESTION = "Explain continuous batching to a bus driver, at great length."
@@ -61,18 +64,25 @@ def headless(config: EngineConfig, seconds: float) -> float:
     return tokens / seconds
 
 
-def windowed(config: EngineConfig, seconds: float) -> float:
-    """Output tokens per second with the real window on the engine."""
+def windowed(config: EngineConfig, seconds: float, docks: str) -> tuple[float, float]:
+    """Output tokens per second with the real window on the engine, and the share of a core that the window took."""
     application = make_application()
     bridge = EngineBridge()
     loop = QEventLoop()
     with tempfile.TemporaryDirectory() as folder:
-        window = MainWindow(bridge, Theme(application), Path(folder) / "chats.sqlite3")
-        window.show()
-        marks: list[int] = []
+        runs = Path(folder) / "runs"
+        window = MainWindow(bridge, Theme(application), Path(folder) / "chats.sqlite3", runs_folder=runs)
+        if docks == "all":
+            window.resize(1920, 1200)
+            window.show()
+            arrange(window, window.docks, EVERYTHING)
+        else:
+            window.show()
+            window.arrange(docks)
+        marks: list[tuple[int, float]] = []
 
         def mark() -> None:
-            marks.append(bridge.run_state.totals.output_tokens)
+            marks.append((bridge.run_state.totals.output_tokens, time.process_time()))
 
         def begin() -> None:
             conversation = window.chat.new_conversation()
@@ -90,7 +100,8 @@ def windowed(config: EngineConfig, seconds: float) -> float:
         window.close()
         bridge.shutdown()
         delete_in_order(window, bridge)
-    return (marks[1] - marks[0]) / seconds
+    (tokens_before, cpu_before), (tokens, cpu) = marks
+    return (tokens - tokens_before) / seconds, (cpu - cpu_before) / seconds
 
 
 def main() -> None:
@@ -100,6 +111,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="requests that decode side by side (8)")
     parser.add_argument("--dtype", choices=DTYPES, default="auto")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--docks", choices=("all", "chat", "monitor", "lab"), default="all")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     share_cores(os.environ)
@@ -110,10 +122,15 @@ def main() -> None:
     )
     rounds = []
     for number in range(arguments.rounds):
-        without, with_window = headless(config, arguments.seconds), windowed(config, arguments.seconds)
-        rounds.append({"headless": without, "window": with_window, "ratio": with_window / without})
+        without = headless(config, arguments.seconds)
+        with_window, core = windowed(config, arguments.seconds, arguments.docks)
+        rounds.append({"headless": without, "window": with_window, "ratio": with_window / without, "core": core})
         if not arguments.json:
-            print(f"round {number + 1}: {without:.1f} tok/s headless, {with_window:.1f} with the window", flush=True)
+            print(
+                f"round {number + 1}: {without:.1f} tok/s headless, {with_window:.1f} with the window, which took "
+                f"{core:.0%} of a core",
+                flush=True,
+            )
     ratio = statistics.median(row["ratio"] for row in rounds)
     print(json.dumps({"rounds": rounds, "median_ratio": ratio}) if arguments.json else f"median ratio {ratio:.3f}")
 
