@@ -123,8 +123,8 @@ class EngineBridge(QObject):
         """Whether a comparison has the engine to itself: from its first progress on, until it is over."""
         self._compare_asked = False
         self.pacer = pacer or FramePacer()
-        self.frame_seconds = self.frame_cpu_seconds = 0.0
-        """What the last frame took to drain, fold and tell, slots included, paint not: by the clock and of the core."""
+        self.frame_seconds = 0.0
+        """What the last frame took to drain, fold and tell, slots included, paint not."""
         self._client = client or EngineClient()
         self._client.on_activity = self._woken.emit
         self._folds: list[Fold] = []
@@ -277,11 +277,10 @@ class EngineBridge(QObject):
         return self.state in ("starting", "loading")
 
     def _frame(self) -> None:
-        begun, begun_cpu = time.perf_counter(), time.thread_time()
-        self._last_frame = begun
+        self.pacer.begin_frame()
+        self._last_frame = time.perf_counter()
         self._take_all()
-        self.frame_seconds = time.perf_counter() - begun
-        self.frame_cpu_seconds = time.thread_time() - begun_cpu
+        self.frame_seconds = time.perf_counter() - self._last_frame
 
     def _take_outputs(self) -> None:
         """Hand out the outputs that have come; everything else waits for its frame, in order."""

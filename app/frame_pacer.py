@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import os
+import time
 
 
 class FramePacer:
     """How long a frame waits after the one before it.
 
     At most 30 frames a second. Where the engine computes on the CPU the window's frames cost it tokens: with few cores
-    they come slower while it works. A frame that was dear to draw is followed by a longer pause, so that drawing takes
-    about an eighth of one core at most, down to six frames a second.
+    they come slower while it works. Dear frames are followed by longer pauses, down to four a second, so that all that
+    the window's process does takes about an eighth of one core at most, and on a machine of two cores a twelfth: there
+    the engine's threads wait for each other, and what is taken from one is taken from both.
     """
 
     FASTEST = 1 / 30
-    SLOWEST = 0.16
+    SLOWEST = 0.25
     SHARE = 8.0
 
     def __init__(self, cores: int | None = None) -> None:
         self._cores = cores if cores is not None else (os.cpu_count() or 1)
         self._cost = 0.0
+        self._spent = time.process_time()
+
+    def begin_frame(self) -> None:
+        """A frame begins: what the process has spent since the one before, painting and reading included, was the cost
+        of that. Processor time: where the engine has the cores, the clock says little."""
+        spent = time.process_time()
+        self.note_cost(spent - self._spent)
+        self._spent = spent
 
     def note_cost(self, seconds: float) -> None:
-        """Processor time of a frame on the GUI thread: where the engine has the cores, the clock says little."""
+        """Processor time of a frame."""
         self._cost += 0.2 * (seconds - self._cost)
 
     def interval(self, *, busy_on_cpu: bool) -> float:
@@ -30,4 +40,5 @@ class FramePacer:
         base = self.FASTEST
         if busy_on_cpu:
             base = 1 / 11 if self._cores <= 2 else 1 / 15 if self._cores <= 4 else 1 / 20 if self._cores <= 8 else base
-        return min(self.SLOWEST, max(base, self.SHARE * self._cost))
+        share = 1.5 * self.SHARE if self._cores <= 2 and busy_on_cpu else self.SHARE
+        return min(self.SLOWEST, max(base, share * self._cost))

@@ -250,12 +250,11 @@ class MainWindow(ScopeWindow):
         """Times the painting of frames; everything in the window is painted inside its update request."""
         if event.type() != QEvent.Type.UpdateRequest or not self._step_to_draw:
             return super().event(event)
-        begun, begun_cpu = time.perf_counter(), time.thread_time()
+        begun = time.perf_counter()
         handled = super().event(event)
         self._step_to_draw = False
         self.frame_stats.frames += 1
         self.frame_stats.milliseconds.append(1000 * (self.bridge.frame_seconds + time.perf_counter() - begun))
-        self.bridge.pacer.note_cost(self.bridge.frame_cpu_seconds + time.thread_time() - begun_cpu)
         return handled
 
     def show_again(self) -> None:

@@ -164,7 +164,7 @@ class AnswerView(QWidget):
         self._theme = theme
         self._selection = selection
         self._run_state = run_state
-        self._cost = 0.0
+        self._cost = self._drawn_at = 0.0
         self._drawn = 0
         """Characters of the message that are on the screen."""
         self._is_last = False
@@ -224,7 +224,12 @@ class AnswerView(QWidget):
             self._timer.stop()
             self._draw()
         elif not self._timer.isActive():
-            self._timer.start(round(1000 * min(SLOWEST_SECONDS, max(UPDATE_SECONDS, COST_SHARE * self._cost))))
+            pause = min(SLOWEST_SECONDS, max(UPDATE_SECONDS, COST_SHARE * self._cost))
+            wait = self._drawn_at + pause - time.perf_counter()
+            if wait <= 0:  # with the frame that brings it, so that both are painted at once
+                self._draw()
+            else:
+                self._timer.start(round(1000 * wait))
 
     def refresh_line(self) -> None:
         """The engine has moved on: the line only."""
@@ -248,7 +253,8 @@ class AnswerView(QWidget):
         self.dot.set_request(message.request_id)
         self.refresh_line()
         self._show_buttons()
-        self._cost = time.perf_counter() - begun
+        self._drawn_at = time.perf_counter()
+        self._cost = self._drawn_at - begun
         if is_behind:
             self._timer.start(CATCH_UP_MS)
 

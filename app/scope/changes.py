@@ -86,4 +86,6 @@ class KnobChanges:
 
 def as_it_runs(wanted: SchedulerConfig, discipline: str) -> SchedulerConfig:
     """``wanted`` with the discipline that runs; the wanted one may wait for the batch to drain."""
-    return replace(wanted, discipline=discipline) if discipline else wanted
+    if discipline in ("", wanted.discipline):
+        return wanted
+    return replace(wanted, discipline=discipline)

@@ -1,6 +1,6 @@
 """What a process takes of the machine: processor time, memory, and the GPU it computes on. Qt-free.
 
-Reading costs about 0.1 ms a process and 1 ms for a GPU, so it is done once a second, and only for who looks.
+Reading costs about 0.1 ms a process and 1 ms for a GPU, so it is done seldom, and only for who looks.
 """
 
 from __future__ import annotations

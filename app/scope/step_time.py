@@ -42,7 +42,7 @@ _MEANINGS = {
     "sample": "choosing tokens, and taking them in",
     "detokenise": "tokens to text, and looking for stop strings",
 }
-READ_SECONDS = 1.0
+READ_SECONDS = 2.0
 """Between two readings of the processes."""
 WIDE = 400
 """From this width on the figures are beside the plot, not under it."""

@@ -203,7 +203,7 @@ def test_frames_come_slower_where_they_cost_tokens() -> None:
     assert dear.interval(busy_on_cpu=False) == pytest.approx(0.16, rel=0.01)
     for _ in range(50):
         dear.note_cost(5.0)
-    assert dear.interval(busy_on_cpu=True) <= 0.16
+    assert dear.interval(busy_on_cpu=True) <= 0.25
 
 
 # With a real process -------------------------------------------------------------------------------------------------
