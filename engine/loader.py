@@ -76,7 +76,7 @@ class LoadedEngine:
         drafts_on_call: bool = True,
     ) -> EngineCore:
         """A core on the same model under other knobs, its queues and its prefix cache empty. It takes the place of
-        every core before it, since all write to one KV storage. None: as at the load; so is a budget not given.
+        every core before it, since all write to one KV storage. None: as at the load.
 
         The storage is made anew only where its size changes: a core reads no block that it has not written, and what a
         block still holds behind its owner's last token does not matter (:mod:`kernels.cpu.attention` says why). Blocks
@@ -92,7 +92,7 @@ class LoadedEngine:
         if drafts_on_call and self.model.draft_name is not None:
             drafts = self.model.draft_name
         self._resize(block_size, kv_blocks, swap_blocks)
-        changes = {"prefix_cache": prefix_cache, "seed": seed, "token_budget": scheduler.max_num_batched_tokens}
+        changes = {"prefix_cache": prefix_cache, "seed": seed}
         said = {name: value for name, value in changes.items() if value is not None}
         return self.make_core(scheduler=scheduler, drafts=drafts, **said)
 

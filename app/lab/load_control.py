@@ -121,6 +121,7 @@ class LoadControl(QObject):
             objectives=objectives,
             clock=self.clock,
         )
+        self._bridge.hurry_ends(workload.arrivals.max_concurrency is not None)
         if self._bridge.paused:
             self.run.hold()
         self._send_due()
@@ -173,6 +174,7 @@ class LoadControl(QObject):
                 return
         self._reported = True
         self._searched = None
+        self._bridge.hurry_ends(False)
         self.ended.emit()
 
     def _hold(self) -> None:
