@@ -60,6 +60,8 @@ class ReplayWindow(ScopeWindow):
         self._speed = 1.0
         self._played_from = (0.0, 0.0)
         """(clock here, clock of the run) when the player was started."""
+        for panel in self.panels.values():  # what the live window advises does not help here
+            panel.pages.empty.set_text("Nothing of this kind up to the shown step of the recording.")
         self.build_docks({})
         self._build_top()
         bar = self.time_bar
