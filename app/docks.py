@@ -11,6 +11,7 @@
     │ timeline                           │    │ timeline                      │    │ timeline                    │
     └────────────────────────────────────┘    └───────────────────────────────┘    └─────────────────────────────┘
 
+Comparison: the comparison wide, so that form and result stand beside each other, with the run in progress at its side.
 A window that has not all of the docks has the same places without them.
 """
 
@@ -27,7 +28,7 @@ from PySide6.QtWidgets import QDockWidget, QMainWindow, QMenu, QWidget
 from app.theme import RADIUS, Theme
 from app.widgets import Card, paint_surface
 
-ArrangementName = Literal["chat", "monitor", "lab"]
+ArrangementName = Literal["chat", "monitor", "lab", "comparison"]
 
 
 class Dock(QDockWidget):
@@ -133,6 +134,14 @@ ARRANGEMENTS: dict[ArrangementName, Arrangement] = {
         ),
         bottom=("timeline",),
         bottom_share=0.28,
+    ),
+    "comparison": Arrangement(
+        columns=(
+            Column((Group(("compare", "load")),), 0.74),
+            Column((Group(("occupancy",)), Group(("queue", "chat", "decisions"))), 0.26),
+        ),
+        bottom=("timeline",),
+        bottom_share=0.2,
     ),
 }
 

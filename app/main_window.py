@@ -51,7 +51,7 @@ def model_title(model: str) -> str:
 
 
 class MainWindow(ScopeWindow):
-    arrangements: tuple[ArrangementName, ...] = ("chat", "monitor", "lab")
+    arrangements: tuple[ArrangementName, ...] = ("chat", "monitor", "lab", "comparison")
 
     def __init__(
         self,

@@ -320,7 +320,7 @@ class ComparePanel(Card):
         self._show_faults(faults)
         self._check()
         if result is not None:
-            self.column.reveal(self.results.view.title)
+            self.column.show_from(self.results.view.title)
             self.finished.emit(result.plain)
 
     # Saying ------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QObject, QSize, Qt
+from PySide6.QtCore import QEvent, QObject, QPoint, QSize, Qt
 from PySide6.QtWidgets import QApplication, QScrollArea, QSizePolicy, QStyle, QWidget
 
 
@@ -26,11 +26,18 @@ class ScrollColumn(QScrollArea):
         return self.widget().sizeHint().expandedTo(self.minimumSizeHint())
 
     def reveal(self, widget: QWidget) -> None:
-        """Scrolls to a part of the content, also to one that has only now been shown."""
-        QApplication.sendPostedEvents(self.widget(), QEvent.Type.LayoutRequest)
-        QApplication.sendPostedEvents(self.viewport(), QEvent.Type.LayoutRequest)
-        QApplication.sendPostedEvents(self, QEvent.Type.LayoutRequest)
+        """Scrolls as far as a part of the content needs, also one that has only now been shown."""
+        self._lay_out_now()
         self.ensureWidgetVisible(widget, 0, 0)
+
+    def show_from(self, widget: QWidget) -> None:
+        """Scrolls to where a part of the content begins, also one that has only now been shown."""
+        self._lay_out_now()
+        self.verticalScrollBar().setValue(widget.mapTo(self.widget(), QPoint(0, 0)).y())
+
+    def _lay_out_now(self) -> None:
+        for each in (self.widget(), self.viewport(), self):
+            QApplication.sendPostedEvents(each, QEvent.Type.LayoutRequest)
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
         """What the content needs changes with what it shows; a scroll area alone does not tell its layout."""
