@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
+
+
+APART_SECONDS = 1.0
+"""After so long without a frame, what the process has spent meanwhile was for something else."""
 
 
 class FramePacer:
@@ -22,14 +27,16 @@ class FramePacer:
     def __init__(self, cores: int | None = None) -> None:
         self._cores = cores if cores is not None else (os.cpu_count() or 1)
         self._cost = 0.0
-        self._spent = time.process_time()
+        self._spent = 0.0
+        self._begun_at = -math.inf
 
     def begin_frame(self) -> None:
         """A frame begins: what the process has spent since the one before, painting and reading included, was the cost
         of that. Processor time: where the engine has the cores, the clock says little."""
-        spent = time.process_time()
-        self.note_cost(spent - self._spent)
-        self._spent = spent
+        begun_at, spent = time.perf_counter(), time.process_time()
+        if begun_at - self._begun_at < APART_SECONDS:
+            self.note_cost(spent - self._spent)
+        self._begun_at, self._spent = begun_at, spent
 
     def note_cost(self, seconds: float) -> None:
         """Processor time of a frame."""
