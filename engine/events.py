@@ -365,6 +365,23 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     tail_tokens: int = 0
     """Empty KV slots in the blocks that running requests have begun to fill, while the step ran."""
 
+    @property
+    def end(self) -> float:
+        """When the step ended, engine clock."""
+        return self.time + self.timings.total
+
+    @property
+    def takeable_blocks(self) -> int:
+        """Blocks to which no request refers."""
+        return self.free_blocks + self.cached_blocks
+
+    def accepted_drafts(self) -> list[int]:
+        """Of each row's drafts, how many were accepted: the last new token of a row is the model's own. Empty, as
+        ``drafts``, in a step without any."""
+        if not self.drafts:
+            return []
+        return [min(drafts, max(new - 1, 0)) for drafts, new in zip(self.drafts, self.new_tokens, strict=True)]
+
 
 class RequestState(msgspec.Struct, array_like=True):
     """What the views know of one request; a row of a :class:`Keyframe`."""

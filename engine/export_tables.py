@@ -134,13 +134,13 @@ class TableExport:
         tokens = dict.fromkeys(RowKind, 0)
         for kind, count in zip(record.kinds, record.num_tokens, strict=True):
             tokens[RowKind(kind)] += count
-        drafts, used = sum(record.drafts), self._num_blocks - record.free_blocks - record.cached_blocks
+        drafts = sum(record.drafts)
         before, now = self._totals, record.totals
         self._steps.writerow(
             (
                 record.step,
                 self._seconds(record.time),
-                self._seconds(record.time + record.timings.total),
+                self._seconds(record.end),
                 *(_milliseconds(getattr(record.timings, part)) for part in PARTS),
                 len(record.request_ids),
                 tokens[RowKind.DECODE] - drafts,
@@ -156,7 +156,7 @@ class TableExport:
                 record.num_slots,
                 record.free_blocks,
                 record.cached_blocks,
-                used,
+                self._num_blocks - record.takeable_blocks,
                 record.host_blocks_used,
                 record.reserved_tokens,
                 record.tail_tokens,

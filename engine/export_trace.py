@@ -180,7 +180,7 @@ class TraceExport:
         waiting = record.num_waiting - record.num_swapped
         requests = {"running": record.num_running, "waiting": waiting, "swapped": record.num_swapped}
         self._counter("requests", end, requests)
-        used = self._num_blocks - record.free_blocks - record.cached_blocks
+        used = self._num_blocks - record.takeable_blocks
         self._counter("KV blocks", end, {"in use": used, "cached": record.cached_blocks})
 
     def _mark(self, event: AnyEvent, begin: int, end: int) -> None:

@@ -286,8 +286,7 @@ class Lanes:
         drafts = accepted = None
         if record.drafts:
             drafts = np.array(record.drafts, dtype=np.int32)
-            # The last new token of a row is the model's own.
-            accepted = np.minimum(drafts, np.maximum(np.array(record.new_tokens, dtype=np.int32) - 1, 0))[computed]
+            accepted = np.array(record.accepted_drafts(), dtype=np.int32)[computed]
             drafts = drafts[computed]
         self._see(kinds[computed])
         self._open.spend(places[computed], kinds[computed], ends, tokens[computed], drafts, accepted)

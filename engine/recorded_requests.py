@@ -99,7 +99,7 @@ class RequestLog:
         self.end = max(self.end, keyframe.time)
 
     def apply(self, record: StepRecord) -> None:
-        ended_at = record.time + record.timings.total
+        ended_at = record.end
         last: list[Ended | Finished] = []
         for event in record.events:
             if isinstance(event, Ended | Finished):

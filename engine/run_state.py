@@ -210,7 +210,7 @@ class RunState:
         _HANDLERS[type(event)](self, event, record)
 
     def _apply_columns(self, record: StepRecord) -> None:
-        ended_at = record.time + record.timings.total
+        ended_at = record.end
         for request_id, computed, new in zip(record.request_ids, record.num_computed, record.new_tokens, strict=True):
             request = self.requests.get(request_id)
             if request is None:
@@ -367,7 +367,7 @@ class RunState:
         request.finish_reason = event.reason
         request.output_tokens = event.output_tokens
         aborted = event.reason == FinishReason.ABORT
-        request.finished_time = record.time if aborted else record.time + record.timings.total
+        request.finished_time = record.time if aborted else record.end
         self.finished.append(request)
 
 

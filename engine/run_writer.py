@@ -106,7 +106,7 @@ class RunWriter:
             return
         if record.step <= self._last_step:
             self._fail(f"step {record.step:,} came after step {self._last_step:,}: this is another run")
-        self._last_step, self._last_time = record.step, record.time + record.timings.total
+        self._last_step, self._last_time = record.step, record.end
         if not self._segments:
             state = keyframe()
             self._takers = BlockTakers.of(state)

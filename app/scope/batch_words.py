@@ -39,7 +39,8 @@ def _decodes(record: StepRecord) -> Iterator[str]:
     if not drafts:
         yield count(len(rows), "decode")
         return
-    accepted = sum(min(record.drafts[i], max(0, record.new_tokens[i] - 1)) for i in rows)
+    each = record.accepted_drafts()
+    accepted = sum(each[i] for i in rows)
     yield f"{count(len(rows), 'decode')} with {count(drafts, 'draft')}, {accepted:,} of them accepted,"
 
 
@@ -61,11 +62,10 @@ def _chunks(record: StepRecord, kind: RowKind) -> Iterator[str]:
 def left_sentence(record: StepRecord) -> str:
     """Who runs and waits after the step, and what the pool has left."""
     swapped = f" ({record.num_swapped:,} swapped)" if record.num_swapped else ""
-    takeable = record.free_blocks + record.cached_blocks
     cached = f", {record.cached_blocks:,} of them cached" if record.cached_blocks else ""
     return (
         f"Then {record.num_running:,} run and {record.num_waiting:,} wait{swapped}; "
-        f"{count(takeable, 'block')} can be taken{cached}."
+        f"{count(record.takeable_blocks, 'block')} can be taken{cached}."
     )
 
 

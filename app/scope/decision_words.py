@@ -337,7 +337,7 @@ def _after(seconds: float) -> str:
 def _left(step: _Step) -> str:
     """Blocks that can be taken after the step."""
     record = step.state.last_record
-    return f"{record.free_blocks + record.cached_blocks:,}" if record is not None else "?"
+    return f"{record.takeable_blocks:,}" if record is not None else "?"
 
 
 def _cached(blocks: int, step: _Step) -> str:

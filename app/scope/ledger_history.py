@@ -89,7 +89,7 @@ class LedgerHistory:
                     entry.close("ended", record.step)
 
     def _add(self, event: Preempted | Rejected, record: StepRecord) -> None:
-        entry = LedgerEntry(record.step, record.time + record.timings.total, event)
+        entry = LedgerEntry(record.step, record.end, event)
         self._entries.append(entry)
         if isinstance(event, Preempted):
             before = self._open.get(event.request_id)

@@ -102,8 +102,7 @@ class Rates:
 
     def apply(self, record: StepRecord) -> None:
         self._idle = record.num_running == 0 and record.num_waiting == 0
-        seconds = record.timings.total
-        ended = record.time + seconds
+        seconds, ended = record.timings.total, record.end
         if not math.isfinite(ended):
             return  # the counts come with the next one
         self._add_counts(record.totals)
@@ -116,8 +115,7 @@ class Rates:
         self._knot(record.time, ended)
 
     def _kv_usage(self, record: StepRecord) -> float:
-        free = record.free_blocks + record.cached_blocks
-        return (self._num_blocks - free) / self._num_blocks if self._num_blocks else 0.0
+        return 1.0 - record.takeable_blocks / self._num_blocks if self._num_blocks else 0.0
 
     def _add_counts(self, totals: RunTotals) -> None:
         before = self._totals or RunTotals()

@@ -130,12 +130,7 @@ class StepHistory:
 def layer_tokens(record: StepRecord) -> list[int]:
     """The step's tokens by layer, in the order of :data:`LAYERS`."""
     by_kind = np.bincount(record.kinds, weights=record.num_tokens, minlength=len(RowKind)).astype(np.int64).tolist()
-    drafts = accepted = 0
-    if record.drafts:
-        drafted = np.array(record.drafts)
-        # The last new token is the model's own.
-        accepted = int(np.minimum(drafted, np.maximum(np.array(record.new_tokens) - 1, 0)).sum())
-        drafts = int(drafted.sum())
+    drafts, accepted = sum(record.drafts), sum(record.accepted_drafts())
     decode = by_kind[RowKind.DECODE] - drafts
     padding = by_kind[RowKind.PADDING] + sum(record.padding)
     return [decode, by_kind[RowKind.PREFILL], by_kind[RowKind.RECOMPUTE], accepted, drafts - accepted, padding]

@@ -70,8 +70,8 @@ class LineHistory:
         self._waiting = any(r.status in _WAITING for r in keyframe.requests)
 
     def apply(self, record: StepRecord) -> None:
-        begin, end = record.time, record.time + record.timings.total
-        takeable = record.free_blocks + record.cached_blocks
+        begin, end = record.time, record.end
+        takeable = record.takeable_blocks
         if self._waiting:
             admitted = sum(1 for event in record.events if isinstance(event, Admitted))
             room = 0 if self._takeable is None else takeable - self._takeable + _taken_by_newcomers(record)
