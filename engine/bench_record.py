@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config import EngineConfig
 from engine.messages import ModelInfo
-from engine.recording import RecordingError, RunHeader, RunWriter
-from engine.request import SamplingParams, branch_id
+from engine.recording import RunHeader
+from engine.request import SamplingParams
+from engine.run_log import RunLog
 
 if TYPE_CHECKING:
     from engine.core import EngineCore, StepResult
@@ -23,9 +24,11 @@ class RunRecording:
     path: str | Path
     texts: bool = False
     """Whether prompts and answers are kept."""
-    failure: str = ""
+    failure: str = field(default="", init=False)
     """Why it was given up."""
-    _writer: RunWriter | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._log = RunLog(self._give_up)
 
     def of(
         self,
@@ -38,49 +41,23 @@ class RunRecording:
     ) -> RecordedCore:
         """The core, whose steps are written from here on; ``decode`` gives the text of a prompt."""
         header = RunHeader(config=config, info=info, workload=workload, texts=self.texts)
-        keyframe = core.keyframe()
-
-        def open_file() -> None:
-            self._writer = RunWriter(self.path, header, keyframe=keyframe)
-
-        self._try(open_file)
-        return RecordedCore(core, self, decode)
-
-    def step(self, core: EngineCore, result: StepResult) -> None:
-        writer = self._writer
-        if writer is None:
-            return
-
-        def write() -> None:
-            if result.record is not None:
-                writer.add(result.record, core.keyframe)
-            for output in result.outputs:
-                writer.text(branch_id(output.request_id, output.index), "assistant", output.text)
-
-        self._try(write)
-
-    def prompt(self, request_id: int, text: str) -> None:
-        if (writer := self._writer) is not None:
-            self._try(lambda: writer.text(request_id, "prompt", text))
+        self._log.open(self.path, header, core.keyframe())
+        return RecordedCore(core, self._log, decode if self.texts else None)
 
     def close(self) -> None:
-        if (writer := self._writer) is not None:
-            self._try(writer.close)
-            self._writer = None
+        self._log.close()
 
-    def _try(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except RecordingError as error:
-            self._writer, self.failure = None, str(error)
+    def _give_up(self, reason: str) -> None:
+        self.failure = reason
 
 
 class RecordedCore:
     """A core as a :class:`engine.bench_run.WorkloadRun` uses it, each of whose steps is written to a run file."""
 
-    def __init__(self, core: EngineCore, recording: RunRecording, decode: Callable[[list[int]], str]) -> None:
+    def __init__(self, core: EngineCore, log: RunLog, decode: Callable[[list[int]], str] | None) -> None:
+        """``decode``: None where texts are not kept."""
         self._core = core
-        self._recording = recording
+        self._log = log
         self._decode = decode
 
     @property
@@ -97,15 +74,15 @@ class RecordedCore:
         **given: Any,
     ) -> None:
         """``stream_text`` is whether the client wants it; where texts are kept they are made in any case."""
-        texts = self._recording.texts
-        if texts:
-            self._recording.prompt(request_id, self._decode(prompt_token_ids))
-        self._core.add_request(request_id, prompt_token_ids, params, stream_text=stream_text or texts, **given)
+        if self._decode is not None:
+            self._log.prompt(request_id, self._decode(prompt_token_ids))
+            stream_text = True
+        self._core.add_request(request_id, prompt_token_ids, params, stream_text=stream_text, **given)
 
     def reject(self, request_id: int, message: str) -> None:
         self._core.reject(request_id, message)
 
     def step(self) -> StepResult:
         result = self._core.step()
-        self._recording.step(self._core, result)
+        self._log.add(result, self._core.keyframe)
         return result

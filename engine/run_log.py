@@ -1,14 +1,14 @@
-"""The run file that the engine writes while it serves, where it was asked to."""
+"""A run file beside a run: what cannot be written is told, and the run goes on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.config import EngineConfig
 from engine.events import Keyframe
-from engine.messages import AddRequest, ModelInfo, Record, RecordingFailed
-from engine.recording import RecordingError, RunHeader, RunWriter
+from engine.messages import AddRequest
+from engine.recording import DEFAULT_LIMIT_BYTES, RecordingError, RunHeader, RunWriter
 from engine.request import branch_id
 
 if TYPE_CHECKING:
@@ -16,20 +16,21 @@ if TYPE_CHECKING:
 
 
 class RunLog:
-    """Writes to one run file at a time. A file that cannot be written is told once and given up."""
+    """Writes to one run file at a time. A file that cannot be written is given up; ``failed`` gets the reason, once."""
 
-    def __init__(self, send: Callable[[RecordingFailed], None]) -> None:
-        self._send = send
+    def __init__(self, failed: Callable[[str], None]) -> None:
+        self._failed = failed
         self._writer: RunWriter | None = None
 
-    def open(self, command: Record, config: EngineConfig, info: ModelInfo, keyframe: Keyframe) -> None:
-        """Begin a file with the state as it is. ``config``: with the knobs in force."""
+    def open(
+        self, path: str | Path, header: RunHeader, keyframe: Keyframe, limit_bytes: int = DEFAULT_LIMIT_BYTES
+    ) -> None:
+        """Begin a file with the state as it is. ``header``: with the knobs in force."""
         self.close()
-        header = RunHeader(config=config, info=info, texts=command.texts)
         try:
-            self._writer = RunWriter(command.path, header, limit_bytes=command.limit_bytes, keyframe=keyframe)
+            self._writer = RunWriter(path, header, limit_bytes=limit_bytes, keyframe=keyframe)
         except RecordingError as error:
-            self._send(RecordingFailed(str(error)))
+            self._failed(str(error))
 
     def add(self, result: StepResult, keyframe: Callable[[], Keyframe]) -> None:
         """Write a step that has just been taken."""
@@ -52,6 +53,9 @@ class RunLog:
 
         self._try(write)
 
+    def prompt(self, request_id: int, text: str) -> None:
+        self._try(lambda writer: writer.text(request_id, "prompt", text))
+
     def flush(self) -> None:
         """No step may come for a while: let a reader see all that there is."""
         self._try(RunWriter.flush)
@@ -67,4 +71,4 @@ class RunLog:
             write(self._writer)
         except RecordingError as error:
             self._writer = None
-            self._send(RecordingFailed(str(error)))
+            self._failed(str(error))

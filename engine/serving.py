@@ -27,12 +27,14 @@ from engine.messages import (
     Paced,
     Reconfigure,
     Record,
+    RecordingFailed,
     Reply,
     SetPace,
     SetPriority,
     Shutdown,
     StepOnce,
 )
+from engine.recording import RunHeader
 from engine.run_log import RunLog
 from engine.wire import BadConfig, BadPlan, BadRequest, Incoming
 
@@ -60,7 +62,7 @@ class EngineLoop:
         """Commands that came while a step ran, taken from the queue already."""
         self._send = send
         self._frames = FrameStream(self.core.keyframe)
-        self._log = RunLog(send)
+        self._log = RunLog(lambda reason: send(RecordingFailed(reason)))
         self._arriving: dict[int, AddRequest] = {}
         """Requests that have come and are not yet in the core, in order of arrival."""
         self._paused = False
@@ -209,7 +211,8 @@ class EngineLoop:
         self._log.close()
         if command.path:
             config = dataclasses.replace(self.loaded.config, scheduler=self.scheduler)
-            self._log.open(command, config, self.loaded.info, self.core.keyframe())
+            header = RunHeader(config=config, info=self.loaded.info, texts=command.texts)
+            self._log.open(command.path, header, self.core.keyframe(), command.limit_bytes)
 
     def _add(self, request_id: int) -> None:
         """Hand an arriving request to the core; nothing where there is none of that id."""

@@ -35,11 +35,13 @@ from engine.messages import (
     Ready,
     Reconfigure,
     Record,
+    RecordingFailed,
     SetPace,
     SetPriority,
     StepOnce,
     TokenCount,
 )
+from engine.recording import RunHeader
 from engine.run_log import RunLog
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
 from tests.oracles import VOCAB_SIZE, KVCheckingRunner
@@ -86,7 +88,7 @@ class ScriptedClient:
         self.paused = False
         self._arrived: list[AnyReply | EngineDied] = []
         self._request_id = 0
-        self._log = RunLog(self.deliver)
+        self._log = RunLog(lambda reason: self.deliver(RecordingFailed(reason)))
         self._turn: Turn | None = None
 
     # What the bridge calls ---------------------------------------------------------------------------------------
@@ -158,7 +160,8 @@ class ScriptedClient:
             case Record():
                 self._log.close()
                 if command.path:
-                    self._log.open(command, self.loaded[-1], self.info(), core.keyframe())
+                    header = RunHeader(config=self.loaded[-1], info=self.info(), texts=command.texts)
+                    self._log.open(command.path, header, core.keyframe(), command.limit_bytes)
             case Compare(plan=plan):
                 if self.paused:
                     self._pace(False)
