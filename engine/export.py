@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Protocol, TextIO
 from engine.events import Keyframe, StepRecord
 from engine.export_tables import TableExport
 from engine.export_trace import TraceExport
-from engine.output_files import OutputFailure, printing, target_fault
+from engine.output_files import OutputFailure, printing, target_fault, writing
 from engine.recording import RecordingError, RunReader
 
 
@@ -33,10 +32,6 @@ class _Export(Protocol):
     def apply(self, record: StepRecord) -> None: ...
 
     def finish(self) -> None: ...
-
-
-class ExportFailure(Exception):
-    """The output cannot be written; the message says where and why."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -64,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             missing = export(reader, args.perfetto, args.csv)
         finally:
             reader.close()
-    except (RecordingError, ExportFailure) as error:
+    except (RecordingError, OutputFailure) as error:
         _say(str(error))
         return 1
     for sentence in _shortcomings(reader, missing):
@@ -92,16 +87,16 @@ def export(reader: RunReader, trace: str | Path | None, folder: str | Path | Non
     """Write what is asked for: a trace to a path (``-``: standard output), tables into a folder, made where it is
     missing. What is there stays as it is until all is written. Returns how many steps in the middle are damaged.
 
-    Raises :class:`RecordingError` where the run cannot be read, :class:`ExportFailure` where it cannot be written.
+    Raises :class:`RecordingError` where the run cannot be read, :class:`OutputFailure` where it cannot be written.
     """
     with contextlib.ExitStack() as stack:
         exports: list[_Export] = []
         if trace is not None:
-            exports.append(TraceExport(stack.enter_context(_writing("--perfetto", trace)), reader.header))
+            exports.append(TraceExport(stack.enter_context(_trace_file(trace)), reader.header))
         if folder is not None:
             _make_folder(Path(folder))
-            steps = stack.enter_context(_writing("--csv", Path(folder) / "steps.csv"))
-            requests = stack.enter_context(_writing("--csv", Path(folder) / "requests.csv"))
+            steps = stack.enter_context(writing("--csv", Path(folder) / "steps.csv"))
+            requests = stack.enter_context(writing("--csv", Path(folder) / "requests.csv"))
             exports.append(TableExport(steps, requests))
         told = 0
         for part in reader.replay():
@@ -120,39 +115,17 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise ExportFailure(f"--csv {folder} cannot be made: {error.strerror or error}") from error
+        raise OutputFailure(f"--csv {folder} cannot be made: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager
-def _writing(option: str, target: str | Path) -> Iterator[TextIO]:
-    """A text file that takes the place of ``target`` once it is complete; raises :class:`ExportFailure`."""
+def _trace_file(target: str | Path) -> Iterator[TextIO]:
     if target == "-":
-        with _printing():
-            yield sys.stdout
-        return
-    path = Path(target).resolve()
-    to_file = path.is_file() or not path.exists()
-    written = path.with_name(f".{path.name}.{os.getpid()}.part") if to_file else path
-    try:
-        try:
-            with written.open("w", encoding="utf-8", newline="") as file:
-                yield file
-            if to_file:
-                written.replace(path)
-        finally:
-            if to_file:
-                written.unlink(missing_ok=True)
-    except OSError as error:
-        raise ExportFailure(f"{option} {target} cannot be written: {error.strerror or error}") from error
-
-
-@contextlib.contextmanager
-def _printing() -> Iterator[None]:
-    try:
         with printing(sys.stdout):
-            yield
-    except OutputFailure as failure:
-        raise ExportFailure(str(failure)) from failure
+            yield sys.stdout
+    else:
+        with writing("--perfetto", target) as file:
+            yield file
 
 
 def _shortcomings(reader: RunReader, missing: int) -> list[str]:

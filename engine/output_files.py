@@ -44,31 +44,44 @@ def target_fault(option: str, target: str | Path | None) -> str:
 
 def write_target(option: str, target: str | Path, text: str) -> None:
     """Write a result: readers of the file find what was there before, or all of it. Raises :class:`OutputFailure`."""
-    path = Path(target)
+    with writing(option, target) as file:
+        file.write(text)
+
+
+@contextlib.contextmanager
+def writing(option: str, target: str | Path) -> Iterator[TextIO]:
+    """A text file, lines ended as they are given, that takes the place of ``target`` once it is complete; what is no
+    regular file, or lies in a folder that takes no other, is written over. Raises :class:`OutputFailure`."""
     try:
-        if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")  # a pipe or a device
-        else:
-            _replace(path.resolve(), text)
+        path = Path(target)
+        beside = _file_beside(path.resolve()) if path.is_file() or not path.exists() else None
+        if beside is None:
+            with path.open("w", encoding="utf-8", newline="") as file:
+                yield file
+            return
+        path = path.resolve()
+        try:
+            with beside.open("w", encoding="utf-8", newline="") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            if path.exists():
+                shutil.copymode(path, beside)
+            beside.replace(path)
+        finally:
+            beside.unlink(missing_ok=True)
     except OSError as error:
         raise OutputFailure(_unwritable(option, target, error)) from error
 
 
-def _replace(path: Path, text: str) -> None:
-    """Put a whole new file in the place of ``path``; where its folder takes none, the old one is written over."""
+def _file_beside(path: Path) -> Path | None:
+    """An empty file in the same folder; None where none can be made there."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        if path.exists():
-            shutil.copymode(path, beside)
-        beside.replace(path)
+        beside.touch()
     except PermissionError:
-        path.write_text(text, encoding="utf-8")
-    finally:
-        beside.unlink(missing_ok=True)
+        return None
+    return beside
 
 
 def _unwritable(option: str, target: str | Path, error: OSError) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -55,3 +57,21 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(OutputFailure, match=r"x\.json cannot be written"):
         write_target("--json", tmp_path / "none" / "x.json", "text")
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="whoever may write everywhere has no such folder")
+def test_a_file_in_a_folder_that_takes_no_other_is_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text("old and longer")
+    tmp_path.chmod(0o555)
+    try:
+        write_target("--json", path, "new")
+    finally:
+        tmp_path.chmod(0o755)
+    assert path.read_text() == "new"
+
+
+def test_standard_output_by_its_path_is_written_to() -> None:
+    script = "from engine.output_files import write_target; write_target('--json', '/dev/stdout', 'through')"
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert told.stdout == "through"
