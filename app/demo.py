@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from app.demo_plan import DemoPlan, LoadingReport
-from engine.output_files import OutputFailure, printing, target_fault, write_target
+from engine.output_files import OutputFailure, deliver, target_fault
 from engine.workload import EngineOptions, WorkloadError, load_scenario
 
 DONE, FAILED, WRONG_USAGE = 0, 1, 2
@@ -47,7 +47,8 @@ def run_demo(options: argparse.Namespace) -> int:
     outcome = drive(plan, LoadingReport())
     try:
         if outcome.result:
-            _report(outcome.result, options.json)
+            text = json.dumps(outcome.result, allow_nan=False, indent=2) + "\n"
+            deliver(options.json, text, sys.stdout, lambda: _print_table(outcome.result))
     except OutputFailure as failure:
         outcome.error = outcome.error or str(failure)
     if outcome.error:
@@ -72,19 +73,6 @@ def _plan(options: argparse.Namespace) -> DemoPlan:
     if screenshot is None and options.offscreen:
         screenshot = DEFAULT_PICTURE
     return DemoPlan(scenario, said.over(scenario.engine).config(), options.seconds, screenshot)
-
-
-def _report(result: dict[str, Any], json_target: str | None) -> None:
-    text = json.dumps(result, allow_nan=False, indent=2) + "\n"
-    try:
-        with printing(sys.stdout):
-            if json_target == "-":
-                sys.stdout.write(text)
-            else:
-                _print_table(result)
-    finally:
-        if json_target not in (None, "-"):
-            write_target("--json", json_target, text)
 
 
 def _print_table(result: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ from engine.config import EngineConfig
 from engine.events import Keyframe, StepRecord
 from engine.failures import describe, step_failure
 from engine.metrics import RunRecorder, summarise
-from engine.output_files import OutputFailure, printing, write_target
+from engine.output_files import OutputFailure, deliver
 from engine.quick_import import quick_import
 from engine.step_counters import StepCounters
 from engine.workload import Workload, WorkloadError
@@ -311,25 +311,12 @@ def _run_and_report(args: argparse.Namespace, chosen: Chosen, out: TextIO) -> in
         print(f"batchscope bench: the run was not recorded to its end: {recording.failure}", file=sys.stderr)
         code = 1
     try:
-        _deliver(args.json, result, out)
+        text = json.dumps(msgspec.to_builtins(result), allow_nan=False, indent=2) + "\n"
+        deliver(args.json, text, out, lambda: print_table(result, out))
     except OutputFailure as failure:
         print(f"batchscope bench: {failure}", file=sys.stderr)
         code = 1
     return code
-
-
-def _deliver(target: str | None, result: dict[str, Any], out: TextIO) -> None:
-    """Print and write the result; what cannot be printed is written all the same. Raises :class:`OutputFailure`."""
-    text = json.dumps(msgspec.to_builtins(result), allow_nan=False, indent=2) + "\n"
-    try:
-        with printing(out):
-            if target == "-":
-                out.write(text)
-            else:
-                print_table(result, out)
-    finally:
-        if target is not None and target != "-":
-            write_target("--json", target, text)
 
 
 def _verdict(result: dict[str, Any]) -> int:

@@ -32,7 +32,7 @@ from engine.comparing import Comparison
 from engine.config import DISCIPLINES, EngineConfig
 from engine.events import StepRecord
 from engine.messages import ComparePlan, Variant
-from engine.output_files import OutputFailure, printing, write_target
+from engine.output_files import OutputFailure, deliver, write_target
 from engine.variants import (
     KNOBS,
     MAX_RUNS,
@@ -192,14 +192,8 @@ def _deliver(args: argparse.Namespace, result: dict[str, Any], out: TextIO) -> N
     text = msgspec.json.encode(result).decode() + "\n"
     plain = msgspec.json.decode(text)
     try:
-        with printing(out):
-            if args.json == "-":
-                out.write(text)
-            else:
-                print_comparison(plain, out)
+        deliver(args.json, text, out, lambda: print_comparison(plain, out))
     finally:
-        if args.json is not None and args.json != "-":
-            write_target("--json", args.json, text)
         if args.html is not None:
             write_target("--html", args.html, html_report(plain))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -82,6 +82,20 @@ def _file_beside(path: Path) -> Path | None:
     except PermissionError:
         return None
     return beside
+
+
+def deliver(target: str | None, text: str, out: TextIO, show: Callable[[], None]) -> None:
+    """A command's result where ``--json`` says: ``text`` to ``out`` for ``-``, else :func:`write_target`, and what
+    ``show`` prints to ``out``. What cannot be printed is written all the same. Raises :class:`OutputFailure`."""
+    try:
+        with printing(out):
+            if target == "-":
+                out.write(text)
+            else:
+                show()
+    finally:
+        if target is not None and target != "-":
+            write_target("--json", target, text)
 
 
 def _unwritable(option: str, target: str | Path, error: OSError) -> str:

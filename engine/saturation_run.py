@@ -19,7 +19,7 @@ from engine.bench_report import Progress, figure
 from engine.bench_run import WorkloadRun, prepare, warm_up_requests
 from engine.config import EngineConfig
 from engine.failures import step_failure
-from engine.output_files import OutputFailure, printing, write_target
+from engine.output_files import OutputFailure, deliver
 from engine.saturation import Probe, SaturationSearch, first_rate_of, judge, probe_size, probe_workload
 from engine.workload import Workload
 
@@ -119,7 +119,8 @@ def report_rate(args: argparse.Namespace, chosen: Chosen, out: TextIO) -> int:
         return _fail("interrupted before there was a result")
     code = 0 if result["saturation_rate"] is not None else _fail(result["summary"])
     try:
-        _deliver(args.json, result, out)
+        text = json.dumps(result, allow_nan=False, indent=2) + "\n"
+        deliver(args.json, text, out, lambda: print_probes(result, out))
     except OutputFailure as failure:
         return _fail(str(failure))
     return code
@@ -128,20 +129,6 @@ def report_rate(args: argparse.Namespace, chosen: Chosen, out: TextIO) -> int:
 def _fail(message: str) -> int:
     print(f"batchscope bench: {message}", file=sys.stderr)
     return 1
-
-
-def _deliver(target: str | None, result: dict[str, Any], out: TextIO) -> None:
-    """Print and write the result; what cannot be printed is written all the same. Raises :class:`OutputFailure`."""
-    text = json.dumps(result, allow_nan=False, indent=2) + "\n"
-    try:
-        with printing(out):
-            if target == "-":
-                out.write(text)
-            else:
-                print_probes(result, out)
-    finally:
-        if target is not None and target != "-":
-            write_target("--json", target, text)
 
 
 def print_probes(result: dict[str, Any], stream: TextIO) -> None:
