@@ -32,6 +32,7 @@ from engine.messages import MAX_MESSAGE_BYTES, CompareDone, ComparePlan, Compare
 from engine.models.errors import ModelLoadError
 from engine.request import FinishReason
 from engine.same_ids import Sameness, compare_ids, top_two_gaps
+from engine.spans import LANES_SAVED, saved_lane
 from engine.variants import NEEDS_ITS_OWN_LOAD, knobs_of, variant_config
 from engine.workload import Workload
 
@@ -43,11 +44,9 @@ if TYPE_CHECKING:
 COMPLETE = (FinishReason.STOP, FinishReason.LENGTH)
 PROGRESS_SECONDS = 0.2
 """Between two messages of how far a run is."""
-LANES_KEPT = 1000
-"""Requests of a run whose timeline is kept, the first of the workload."""
 MAX_RESULT_BYTES = MAX_MESSAGE_BYTES - 2**20
 DETAILS = ("itls", "input_lens", "output_lens", "ttfts", "start_times", "errors", "finish_reasons")
-"""A value for each request, which no view of a comparison reads."""
+"""A value for each request, which every view of a comparison can do without."""
 
 
 class Audience(Protocol):
@@ -90,29 +89,22 @@ class Timelines:
             return []
         lanes = self._lanes.lanes
         return [
-            _lane_summary(run, index, lanes.get(run.first_id + index))
-            for index in range(min(len(run.prepared), LANES_KEPT))
+            _saved(run, index, lanes.get(run.first_id + index)) for index in range(min(len(run.prepared), LANES_SAVED))
         ]
 
 
-def _lane_summary(run: WorkloadRun, index: int, lane: Lane | None) -> dict[str, Any]:
-    """``lane`` None: the run has no step that tells of the request."""
-    asked, seen = run.prepared[index].request, run.recorder.timelines[index]
-    start = run.recorder.start
-
-    def at(instant: float) -> float:
-        return round(instant - start, 5)
-
-    return {
-        "request": index + 1,
-        "priority": asked.priority,
-        "user": asked.user,
-        "arrival": round(asked.arrival_s, 5) if lane is None else at(lane.arrival),
-        "spans": [] if lane is None else [(int(s.kind), at(s.begin), at(s.end), s.tokens) for s in lane.spans],
-        "preempted_at": [] if lane is None else [at(instant) for instant in lane.preempted_at],
-        "end": None if seen.finished is None else round(seen.finished, 5),
-        "reason": seen.finish_reason or "",
-    }
+def _saved(run: WorkloadRun, index: int, lane: Lane | None) -> dict[str, Any]:
+    asked, seen, start = run.prepared[index].request, run.recorder.timelines[index], run.recorder.start
+    return saved_lane(
+        index + 1,
+        lane,
+        start,
+        priority=asked.priority,
+        user=asked.user,
+        arrival=start + asked.arrival_s if lane is None else lane.arrival,
+        end=None if seen.finished is None else start + seen.finished,
+        reason=seen.finish_reason or "",
+    )
 
 
 def run_fresh(

@@ -17,17 +17,16 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.events import Keyframe
-from engine.lanes import Lane, Lanes
+from engine.lanes import Lanes
 from engine.metrics import RequestTimeline, summarise
 from engine.recorded_requests import RecordedRequest, RequestLog, by_arrival
 from engine.recording import RecordingError, RunReader
+from engine.spans import LANES_SAVED, saved_lane
 from engine.step_counters import StepCounters, ratio
 from engine.variants import knobs_of
 from engine.workload import Workload, WorkloadRequest
 
 VARIANT = "recorded"
-LANES_KEPT = 1000
-"""Requests whose timeline is given, the first that came."""
 _PIECE_SEEDS = 1 << 40
 """Seeds of shared pieces lie beyond those of whole prompts."""
 
@@ -151,7 +150,7 @@ def recorded_result(reader: RunReader, from_step: int | None = None) -> dict[str
         "first_token_at": None,
         "peak_memory_mb": None,
         "variant": VARIANT,
-        "timeline": _lane_summaries(lanes, requests, start),
+        "timeline": _saved_lanes(lanes, requests, start),
     }
     return result if from_step is None else result | _after_the_cut(timelines, elapsed)
 
@@ -230,28 +229,18 @@ def _engine_facts(reader: RunReader, begun: Keyframe) -> dict[str, Any]:
     }
 
 
-def _lane_summaries(lanes: Lanes, requests: Sequence[RecordedRequest], start: float) -> list[dict[str, Any]]:
-    """As a comparison has them; what lies before the zero of the times is cut off."""
+def _saved_lanes(lanes: Lanes, requests: Sequence[RecordedRequest], start: float) -> list[dict[str, Any]]:
     found = lanes.lanes
-
-    def at(instant: float) -> float:
-        return round(max(instant - start, 0.0), 5)
-
-    def summary(number: int, request: RecordedRequest, lane: Lane | None) -> dict[str, Any]:
-        spans = [] if lane is None else [span for span in lane.spans if span.end > start]
-        marks = [] if lane is None else [instant for instant in lane.preempted_at if instant >= start]
-        return {
-            "request": number,
-            "priority": request.priority,
-            "user": request.user,
-            "arrival": at(request.arrival),
-            "spans": [(int(span.kind), at(span.begin), at(span.end), span.tokens) for span in spans],
-            "preempted_at": [at(instant) for instant in marks],
-            "end": None if request.finished is None else at(request.finished),
-            "reason": request.finish_reason,
-        }
-
     return [
-        summary(number, request, found.get(request.request_id))
-        for number, request in enumerate(requests[:LANES_KEPT], 1)
+        saved_lane(
+            number,
+            found.get(request.request_id),
+            start,
+            priority=request.priority,
+            user=request.user,
+            arrival=request.arrival,
+            end=request.finished,
+            reason=request.finish_reason,
+        )
+        for number, request in enumerate(requests[:LANES_SAVED], 1)
     ]

@@ -6,6 +6,7 @@ import enum
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -67,6 +68,41 @@ class Lane:
         """The span at a moment."""
         index = bisect_left(self.spans, time, key=lambda span: span.end)
         return self.spans[index] if index < len(self.spans) and self.spans[index].begin <= time else None
+
+
+LANES_SAVED = 1000
+"""Requests of a run whose timeline a comparison keeps, the first of the workload."""
+
+
+def saved_lane(
+    number: int,
+    lane: Lane | None,
+    start: float,
+    *,
+    priority: int,
+    user: str,
+    arrival: float,
+    end: float | None,
+    reason: str,
+) -> dict[str, Any]:
+    """Request ``number`` as a saved comparison has it: in seconds after ``start``, what lies before that
+    cut off. ``lane`` None: no step tells of it. ``arrival`` and ``end``: engine clock, as those of the lane."""
+
+    def at(instant: float) -> float:
+        return round(max(instant - start, 0.0), 5)
+
+    spans = [] if lane is None else [span for span in lane.spans if span.end > start]
+    marks = [] if lane is None else [instant for instant in lane.preempted_at if instant >= start]
+    return {
+        "request": number,
+        "priority": priority,
+        "user": user,
+        "arrival": at(arrival),
+        "spans": [(int(span.kind), at(span.begin), at(span.end), span.tokens) for span in spans],
+        "preempted_at": [at(instant) for instant in marks],
+        "end": None if end is None else at(end),
+        "reason": reason,
+    }
 
 
 @dataclass(frozen=True, slots=True)
