@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import msgspec
 
@@ -193,11 +193,25 @@ class _Table:
 # Lines of JSON -------------------------------------------------------------------------------------------------------
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
-    for line in file:
+def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Those that are not empty, with their numbers from 1."""
+    for number, line in enumerate(file, start=1):
         line = line.removeprefix(codecs.BOM_UTF8).strip()
         if line:
-            yield line
+            yield number, line
+
+
+_R = TypeVar("_R")
+
+
+def _row(decoder: msgspec.json.Decoder[_R], line: bytes, fault: str) -> _R:
+    """Raises :class:`Rejected`, with ``fault`` where it is JSON that is no such row."""
+    try:
+        return decoder.decode(line)
+    except msgspec.ValidationError:
+        raise Rejected(fault) from None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise Rejected(MALFORMED) from None
 
 
 class _MooncakeRow(msgspec.Struct):
@@ -214,15 +228,10 @@ class _Mooncake:
         self._decoder = msgspec.json.Decoder(_MooncakeRow)
 
     def rows(self, file: BinaryIO) -> Iterator[bytes]:
-        return _lines(file)
+        return (line for _, line in _lines(file))
 
     def take(self, line: bytes, index: int, seed: int, clock: TraceClock) -> WorkloadRequest:
-        try:
-            row = self._decoder.decode(line)
-        except msgspec.ValidationError:
-            raise Rejected("timestamp, input_length or output_length is missing or no number") from None
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            raise Rejected(MALFORMED) from None
+        row = _row(self._decoder, line, "timestamp, input_length or output_length is missing or no number")
         prompt_tokens, output_tokens = _tokens(row.input_length, "prompt"), _tokens(row.output_length, "output")
         blocks = row.hash_ids[: -(-prompt_tokens // MOONCAKE_BLOCK)]
         return WorkloadRequest(
@@ -252,15 +261,10 @@ class _Custom:
         self._decoder = msgspec.json.Decoder(_CustomRow)
 
     def rows(self, file: BinaryIO) -> Iterator[bytes]:
-        return _lines(file)
+        return (line for _, line in _lines(file))
 
     def take(self, line: bytes, index: int, seed: int, clock: TraceClock) -> WorkloadRequest:
-        try:
-            row = self._decoder.decode(line)
-        except msgspec.ValidationError:
-            raise Rejected("prompt is no text, or output_tokens no whole number") from None
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            raise Rejected(MALFORMED) from None
+        row = _row(self._decoder, line, "prompt is no text, or output_tokens no whole number")
         if not row.prompt.strip():
             raise Rejected("an empty prompt")
         output = CUSTOM_OUTPUT_TOKENS if row.output_tokens is None else _tokens(row.output_tokens, "output")
@@ -276,10 +280,7 @@ class _Batchscope:
         self._path = path
 
     def rows(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-        for number, line in enumerate(file, start=1):
-            line = line.removeprefix(codecs.BOM_UTF8).strip()
-            if line:
-                yield number, line
+        return _lines(file)
 
     def take(self, row: tuple[int, bytes], index: int, seed: int, clock: TraceClock) -> WorkloadRequest:
         number, line = row
@@ -299,7 +300,7 @@ class _ShareGPT:
         self._array = array
 
     def rows(self, file: BinaryIO) -> Iterator[Any]:
-        return array_entries(file) if self._array else map(_decoded, _lines(file))
+        return array_entries(file) if self._array else (_decoded(line) for _, line in _lines(file))
 
     def take(self, entry: Any, index: int, seed: int, clock: TraceClock) -> WorkloadRequest:
         if entry is None:
