@@ -45,8 +45,8 @@ import csv
 import math
 from typing import Any, TextIO
 
-from engine.events import Arrived, Keyframe, RowKind, RunTotals, StepRecord, StepTimings
-from engine.recorded_requests import RecordedRequest, RequestLog, by_arrival
+from engine.events import Keyframe, RowKind, RunTotals, StepRecord, StepTimings
+from engine.recorded_requests import RecordedRequest, RequestLog, by_arrival, first_moment
 from engine.request import request_name
 
 PARTS = StepTimings.__struct_fields__
@@ -114,14 +114,14 @@ class TableExport:
         self._zero: float | None = None
 
     def restore(self, keyframe: Keyframe) -> None:
-        if self._zero is None and keyframe.requests:
-            self._zero = min([keyframe.time, *(request.arrival_time for request in keyframe.requests)])
+        if self._zero is None:
+            self._zero = first_moment(keyframe)
         self._totals, self._num_blocks = keyframe.totals, keyframe.num_blocks
         self._log.restore(keyframe)
 
     def apply(self, record: StepRecord) -> None:
         if self._zero is None:
-            self._zero = min([record.time, *(e.arrival_time for e in record.events if isinstance(e, Arrived))])
+            self._zero = first_moment(record)
         self._log.apply(record)
         self._write_step(record)
         self._totals = record.totals

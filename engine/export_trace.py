@@ -37,6 +37,7 @@ from engine.events import (
     StepTimings,
 )
 from engine.lanes import Lanes, SpanKind
+from engine.recorded_requests import first_moment
 from engine.recording import RunHeader
 from engine.request import FinishReason, request_name
 
@@ -108,8 +109,8 @@ class TraceExport:
     # The run ------------------------------------------------------------------------------------------------------
 
     def restore(self, keyframe: Keyframe) -> None:
-        if self._zero is None and keyframe.requests:
-            self._zero = min([keyframe.time, *(request.arrival_time for request in keyframe.requests)])
+        if self._zero is None:
+            self._zero = first_moment(keyframe)
         self._num_blocks = keyframe.num_blocks
         for request in keyframe.requests:
             self._thread(request.request_id, request.user)
@@ -120,8 +121,7 @@ class TraceExport:
 
     def apply(self, record: StepRecord) -> None:
         if self._zero is None:
-            arrivals = [e.arrival_time for e in record.events if isinstance(e, Arrived)]
-            self._zero = min([record.time, *arrivals])
+            self._zero = first_moment(record)
         for event in record.events:
             if isinstance(event, Arrived):
                 self._thread(event.request_id, event.user)

@@ -181,3 +181,11 @@ def by_arrival(requests: list[RecordedRequest]) -> list[RecordedRequest]:
         return request.arrival, request.request_id
 
     return sorted(requests, key=key)
+
+
+def first_moment(part: Keyframe | StepRecord) -> float | None:
+    """The earliest instant of which a part of a run tells, engine clock: an arrival, or its own time; None: nothing."""
+    if isinstance(part, StepRecord):
+        arrivals = [event.arrival_time for event in part.events if isinstance(event, Arrived)]
+        return min([part.time, *arrivals])
+    return min([part.time, *(request.arrival_time for request in part.requests)]) if part.requests else None
