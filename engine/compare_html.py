@@ -13,6 +13,7 @@ from engine.comparison import (
     NOT_AVAILABLE,
     WASTE,
     Result,
+    charted_figures,
     efficiency_of,
     footnote,
     ids_text,
@@ -53,19 +54,6 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1.2rem; }
 """
     + compare_svg.STYLE
     + compare_svg.PATTERN_STYLE
-)
-
-CHARTED = (
-    "request_throughput",
-    "request_goodput",
-    "output_throughput",
-    "mean_ttft_ms",
-    "p99_itl_ms",
-    "mean_e2el_ms",
-    "p99_e2el_ms",
-    "slot_utilisation",
-    "preemptions",
-    "steps",
 )
 
 
@@ -159,13 +147,12 @@ def _bars_note(result: Result) -> str:
 
 def _charts(result: Result) -> list[str]:
     made = []
-    for figure in shown_figures(result):
-        if figure.key in CHARTED:
-            note = f' <span class="muted">{figure.direction}</span>' if figure.direction else ""
-            made.append(
-                f"<figure><figcaption>{escape(figure.label)}{note}</figcaption>"
-                f"{compare_svg.bars_svg(result, figure)}</figure>"
-            )
+    for figure in charted_figures(result):
+        note = f' <span class="muted">{figure.direction}</span>' if figure.direction else ""
+        made.append(
+            f"<figure><figcaption>{escape(figure.label)}{note}</figcaption>"
+            f"{compare_svg.bars_svg(result, figure)}</figure>"
+        )
     return made
 
 

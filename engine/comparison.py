@@ -117,6 +117,21 @@ FIGURES = (
         "drafts accepted", "acceptance_rate", "%", 0, True, "Drafted tokens that the model itself would have given."
     ),
 )
+CHARTED = frozenset(
+    {
+        "request_throughput",
+        "request_goodput",
+        "output_throughput",
+        "mean_ttft_ms",
+        "p99_ttft_ms",
+        "p99_itl_ms",
+        "mean_e2el_ms",
+        "p99_e2el_ms",
+        "slot_utilisation",
+        "preemptions",
+    }
+)
+"""Figures that have bars, beside a row of the table."""
 WASTE = {
     "padding": "padding, tokens computed",
     "recomputed": "recomputed, tokens",
@@ -182,6 +197,10 @@ def shown_figures(result: Result) -> list[Figure]:
         return value is not None and (value != 0 or figure.zero_counts)
 
     return [f for f in FIGURES if any(tells(f, run.get(f.key)) for run in result["runs"])]
+
+
+def charted_figures(result: Result) -> list[Figure]:
+    return [figure for figure in shown_figures(result) if figure.key in CHARTED]
 
 
 def ratios_to(runs: Sequence[Run], baseline: str) -> dict[str, dict[str, float | None]]:

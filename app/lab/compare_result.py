@@ -15,6 +15,7 @@ from engine.comparison import (
     Figure,
     Result,
     Run,
+    charted_figures,
     footnote,
     ids_text,
     ratios_to,
@@ -28,17 +29,6 @@ from engine.comparison import (
 from engine.comparison_words import observations
 from engine.recorded_run import VARIANT as RECORDED
 
-CHARTED = (
-    "request_throughput",
-    "output_throughput",
-    "request_goodput",
-    "mean_ttft_ms",
-    "p99_ttft_ms",
-    "p99_itl_ms",
-    "mean_e2el_ms",
-    "p99_e2el_ms",
-    "slot_utilisation",
-)
 ALIKE = 0.02
 """A ratio this close to 1 is neither better nor worse."""
 
@@ -159,7 +149,7 @@ class ComparedResult:
         return shown_figures(self.plain)
 
     def charted(self) -> list[Figure]:
-        return [figure for figure in self.figures() if figure.key in CHARTED]
+        return charted_figures(self.plain)
 
     def cells(self, figure: Figure) -> list[Cell]:
         return [self._cell(figure, name) for name in self.variants]
