@@ -135,9 +135,7 @@ class CompareTimelinePlot(Plot):
             for index in range(len(self.model.bands)):
                 top = layout.top(index) + TITLE
                 painter.drawLine(x, top, x, top + layout.band_height)
-        ticks, self.y_ticks = self.y_ticks, []
-        super().paint_axes(painter)
-        self.y_ticks = ticks
+        self.paint_x_labels(painter)
         for index, band in enumerate(self.model.bands):
             self._paint_title(painter, band, layout.top(index))
             self._paint_numbers(painter, layout, layout.top(index) + TITLE)
@@ -197,9 +195,7 @@ class CompareTimelinePlot(Plot):
             painter.setPen(QPen(theme.muted, 1))
             bottom = layout.height(len(self.model.bands))
             painter.drawLine(self._hover_x, TITLE, self._hover_x, bottom)
-        if self.hasFocus():
-            painter.setPen(QPen(theme.accent, 1))
-            painter.drawLine(self.area.left(), self.area.bottom() + 1, self.area.right(), self.area.bottom() + 1)
+        self.paint_focus(painter)
 
     # Hands -------------------------------------------------------------------------------------------------------
 

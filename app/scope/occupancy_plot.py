@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 from PySide6.QtCore import QEvent, QPoint, QPointF, QRect, Qt, Signal
-from PySide6.QtGui import QBrush, QKeyEvent, QMouseEvent, QPainter, QPen, QPolygonF, QResizeEvent, QWheelEvent
+from PySide6.QtGui import QKeyEvent, QMouseEvent, QPainter, QPen, QPolygonF, QResizeEvent, QWheelEvent
 from PySide6.QtWidgets import QToolTip, QWidget
 
 from app.scope.bars import BAR, Bars, bar_boxes, make_bars, step_points
@@ -24,7 +24,7 @@ from app.scope.panel import ScopeSource
 from app.scope.plot import Plot, Tick, linear_ticks, nice_step, tick_label
 from app.scope.steps import LAYERS, StepRow
 from app.theme import Theme
-from app.widgets import PATTERN_BRUSHES, LegendEntry
+from app.widgets import LegendEntry
 from app.words import count, seconds_label
 
 MOST_STEPS = 1024
@@ -45,6 +45,9 @@ LEGEND = {
     "padding": LegendEntry("padding", "padding", "weave"),
 }
 """Name, colour and pattern of each layer, the lowest first."""
+CAP = "cap"
+"""Key of the lines over bars of several steps, as high as the fullest of them."""
+LOOKS = LEGEND | {CAP: LegendEntry("fullest step", "text")}
 ALWAYS_NAMED = ("decode", "prefill")
 LINE_LOOKS = {
     "running": ("text", Qt.PenStyle.SolidLine),
@@ -66,7 +69,6 @@ class OccupancyPlot(Plot):
         self.marks: list[tuple[float, str]] = []
         self._budget = 0
         self._boxes: dict[str, list[QRect]] = {}
-        self._caps: list[QRect] = []
         self._lines_height = 0
         self._pressed: QPoint | None = None
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
@@ -94,7 +96,8 @@ class OccupancyPlot(Plot):
         bar, height = max(2, round(BAR * scale)), round(self.area.height() * scale)
         boxes = bar_boxes(self.bars.stacks, top=self.y_range[1], height=height, bar=bar)
         self._boxes = dict(zip(LAYERS, boxes, strict=True))
-        self._caps = self._find_caps(height, bar) if self.steps_per_bar > 1 else []
+        if self.steps_per_bar > 1:
+            self._boxes[CAP] = self._find_caps(height, bar)
         self.update()
 
     @property
@@ -155,21 +158,7 @@ class OccupancyPlot(Plot):
 
     def paint_data(self, painter: QPainter) -> None:
         theme = self.theme
-        scale = self.devicePixelRatioF()
-        painter.save()
-        painter.translate(self.area.right() + 1, self.area.bottom() + 1)
-        painter.scale(1 / scale, 1 / scale)
-        painter.setPen(Qt.PenStyle.NoPen)
-        for layer, boxes in self._boxes.items():
-            entry = LEGEND[layer]
-            painter.setBrush(getattr(theme, entry.token))
-            painter.drawRects(boxes)
-            if entry.pattern in PATTERN_BRUSHES:
-                painter.setBrush(QBrush(theme.card, PATTERN_BRUSHES[entry.pattern]))
-                painter.drawRects(boxes)
-        painter.setBrush(theme.text)
-        painter.drawRects(self._caps)
-        painter.restore()
+        self.paint_boxes(painter, self._boxes, LOOKS)
         if self._budget and self.budget_on_scale:
             painter.setPen(QPen(theme.muted, 1, Qt.PenStyle.DashLine))
             y = round(self.y_pixel(self._budget))
@@ -181,9 +170,7 @@ class OccupancyPlot(Plot):
         self._paint_words(painter)
         if self.foot and len(self.bars):
             self._paint_strip(painter)
-        if self.hasFocus():
-            painter.setPen(QPen(self.theme.accent, 1))
-            painter.drawLine(self.area.left(), self.area.bottom() + 1, self.area.right(), self.area.bottom() + 1)
+        self.paint_focus(painter)
 
     def _paint_words(self, painter: QPainter) -> None:
         parts = []

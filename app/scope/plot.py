@@ -5,15 +5,16 @@ straight. It draws what it is given and asks for a repaint only when that has ch
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from PySide6.QtCore import QPointF, QRect, QSize, Qt
-from PySide6.QtGui import QFont, QFontMetrics, QPaintEngine, QPainter, QPaintEvent, QPen, QPolygonF
+from PySide6.QtGui import QBrush, QFont, QFontMetrics, QPaintEngine, QPainter, QPaintEvent, QPen, QPolygonF
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.theme import AXIS_PX, Theme, readable
+from app.widgets import PATTERN_BRUSHES, LegendEntry
 
 TICK_GAP = 5
 """Pixels between a tick label and the plot."""
@@ -50,14 +51,6 @@ def linear_ticks(low: float, high: float, most: int) -> list[Tick]:
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [Tick(i * step, tick_label(i * step)) for i in range(first, last + 1)]
-
-
-def finite_range(arrays: Iterable[np.ndarray], low: float, high: float) -> tuple[float, float]:
-    """The extent of all finite values, and of ``low`` and ``high``: what a plot may show whatever is in its series."""
-    for values in arrays:
-        finite = values[np.isfinite(values)]
-        low, high = float(finite.min(initial=low)), float(finite.max(initial=high))
-    return low, high
 
 
 def tick_label(value: float) -> str:
@@ -149,6 +142,10 @@ class Plot(QWidget):
         self.paint_over(painter)
 
     def paint_axes(self, painter: QPainter) -> None:
+        self.paint_y_axis(painter)
+        self.paint_x_labels(painter)
+
+    def paint_y_axis(self, painter: QPainter) -> None:
         area, theme = self.area, self.theme
         painter.setPen(QPen(theme.line, 1))
         for tick in self.y_ticks:
@@ -159,6 +156,11 @@ class Plot(QWidget):
         for tick in self.y_ticks:
             x = area.left() - TICK_GAP - self.advance(tick.label)
             painter.drawText(x, round(self.y_pixel(tick.value)) + shift, tick.label)
+
+    def paint_x_labels(self, painter: QPainter) -> None:
+        """As many as there is room for, the first of them first."""
+        area = self.area
+        painter.setPen(self.theme.muted)
         baseline = area.bottom() + self.foot + 3 + self.metrics.ascent()
         taken: list[tuple[int, int]] = []
         for tick in self.x_ticks:
@@ -196,6 +198,30 @@ class Plot(QWidget):
             painter.setPen(readable(theme.accent, theme))
             painter.drawText(left + 3, top + self.metrics.ascent(), text)
             free = min(left, x)
+
+    def paint_boxes(
+        self, painter: QPainter, boxes: Mapping[str, Sequence[QRect]], looks: Mapping[str, LegendEntry]
+    ) -> None:
+        """Layers of filled boxes, each in its colour and pattern; device pixels from the lower right corner."""
+        scale = self.devicePixelRatioF()
+        painter.save()
+        painter.translate(self.area.right() + 1, self.area.bottom() + 1)
+        painter.scale(1 / scale, 1 / scale)
+        painter.setPen(Qt.PenStyle.NoPen)
+        for layer, places in boxes.items():
+            look = looks[layer]
+            painter.setBrush(getattr(self.theme, look.token))
+            painter.drawRects(places)
+            if look.pattern in PATTERN_BRUSHES:
+                painter.setBrush(QBrush(self.theme.card, PATTERN_BRUSHES[look.pattern]))
+                painter.drawRects(places)
+        painter.restore()
+
+    def paint_focus(self, painter: QPainter) -> None:
+        """A line under the area, where the keys are the plot's."""
+        if self.hasFocus():
+            painter.setPen(QPen(self.theme.accent, 1))
+            painter.drawLine(self.area.left(), self.area.bottom() + 1, self.area.right(), self.area.bottom() + 1)
 
     def paint_curve(self, painter: QPainter, xs: np.ndarray, ys: np.ndarray, pen: QPen) -> None:
         """A line through the finite points; where one is missing the line breaks."""

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable
 
 import numpy as np
-from PySide6.QtCore import QEvent, QRect, QSize, Qt, QTimer
-from PySide6.QtGui import QBrush, QHideEvent, QPainter, QResizeEvent, QShowEvent
+from PySide6.QtCore import QEvent, QRect, QSize, QTimer
+from PySide6.QtGui import QHideEvent, QPainter, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QBoxLayout, QToolTip, QVBoxLayout, QWidget
 
 from app.lab.scroll_column import ScrollColumn
@@ -24,7 +24,7 @@ from app.scope.rates import Rates
 from app.scope.steps import PARTS, StepHistory, StepRow
 from app.selection import Selection
 from app.theme import SPACING, Theme
-from app.widgets import PATTERN_BRUSHES, LegendEntry
+from app.widgets import LegendEntry
 from app.words import bytes_label, count, seconds_label
 
 SWATCHES = {
@@ -105,19 +105,7 @@ class StepTimePlot(MarkedPlot):
         self._lay_out()
 
     def paint_data(self, painter: QPainter) -> None:
-        scale = self.devicePixelRatioF()
-        painter.save()
-        painter.translate(self.area.right() + 1, self.area.bottom() + 1)
-        painter.scale(1 / scale, 1 / scale)
-        painter.setPen(Qt.PenStyle.NoPen)
-        for part, boxes in self._boxes.items():
-            entry = SWATCHES[part]
-            painter.setBrush(getattr(self.theme, entry.token))
-            painter.drawRects(boxes)
-            if entry.pattern in PATTERN_BRUSHES:
-                painter.setBrush(QBrush(self.theme.card, PATTERN_BRUSHES[entry.pattern]))
-                painter.drawRects(boxes)
-        painter.restore()
+        self.paint_boxes(painter, self._boxes, SWATCHES)
         self.paint_marks(painter)
 
     def step_at(self, x: float) -> StepRow | None:

@@ -162,9 +162,7 @@ class TimelineSurface(Plot):
         for tick in self.x_ticks:
             x = round(self.x_pixel(tick.value))
             painter.drawLine(x, area.top(), x, area.bottom())
-        ticks, self.y_ticks = self.y_ticks, []
-        super().paint_axes(painter)
-        self.y_ticks = ticks
+        self.paint_x_labels(painter)
         self._paint_labels(painter)
 
     def _paint_labels(self, painter: QPainter) -> None:
@@ -264,9 +262,7 @@ class TimelineSurface(Plot):
             painter.fillRect(band, shade)
             painter.setPen(theme.accent)
             painter.drawRect(band.adjusted(0, 0, -1, -1))
-        if self.hasFocus():
-            painter.setPen(QPen(theme.accent, 1))
-            painter.drawLine(area.left(), area.bottom() + 1, area.right(), area.bottom() + 1)
+        self.paint_focus(painter)
 
     # What lies where ---------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from app.scope.bars import BAR, make_bars, step_points
 from app.scope.occupancy import OccupancyPanel
 from app.scope.occupancy_plot import bars_sentence
 from app.scope.panel import RunHistory, ScopeSource
-from app.scope.plot import Plot, finite_range, linear_ticks, tick_label
+from app.scope.plot import Plot, linear_ticks, tick_label
 from app.scope.steps import LAYERS, PARTS, StepHistory
 from app.selection import Selection
 from app.theme import Theme
@@ -195,7 +195,8 @@ class Curve(Plot):
     def __init__(self, theme: Theme, values: list[float]) -> None:
         super().__init__(theme)
         self.values = np.array(values)
-        self.y_range = finite_range([self.values], 0.0, 1.0)
+        finite = self.values[np.isfinite(self.values)]
+        self.y_range = (float(finite.min(initial=0.0)), float(finite.max(initial=1.0)))
         self.x_range = (0.0, float(len(values) - 1))
         self.y_ticks = linear_ticks(*self.y_range, 4)
         self.resize(200, 120)
