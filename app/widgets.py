@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from PySide6.QtCore import QPointF, QRectF, QSize, Qt
+from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent, QPen, QPolygonF
 from PySide6.QtWidgets import (
     QFrame,
@@ -14,6 +14,7 @@ from PySide6.QtWidgets import (
     QPushButton,
     QSizePolicy,
     QStackedLayout,
+    QToolTip,
     QVBoxLayout,
     QWidget,
 )
@@ -253,6 +254,23 @@ def paint_swatch(painter: QPainter, rect: QRectF, color: QColor, pattern: Patter
             corner = rect.topRight()
             painter.drawPolygon(QPolygonF([corner, corner - QPointF(half, 0), corner + QPointF(0, half)]))
             painter.restore()
+
+
+class TellingWidget(QWidget):
+    """Says in a tooltip what lies under the pointer."""
+
+    def tip_at(self, position: QPoint) -> str:
+        """What is said at a logical pixel; empty: nothing, or the tooltip of the widget as a whole."""
+        return ""
+
+    def event(self, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.ToolTip:
+            tip = self.tip_at(event.pos())
+            if tip:
+                QToolTip.showText(event.globalPos(), tip, self)
+                return True
+            QToolTip.hideText()
+        return super().event(event)
 
 
 class Gauge(QWidget):

@@ -14,13 +14,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import QEvent, QPoint, QRect, QSize, Qt
-from PySide6.QtGui import QBrush, QFont, QFontMetrics, QHelpEvent, QPainter, QPaintEvent, QPen, QResizeEvent
-from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
+from PySide6.QtCore import QPoint, QRect, QSize, Qt
+from PySide6.QtGui import QBrush, QFont, QFontMetrics, QPainter, QPaintEvent, QPen, QResizeEvent
+from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.lab.compare_result import Cell
 from app.theme import AXIS_PX, SPACING, TEXT_PX, Theme
-from app.widgets import PATTERN_BRUSHES
+from app.widgets import PATTERN_BRUSHES, TellingWidget
 
 ROW = 20
 CAPTION = 22
@@ -70,7 +70,7 @@ def usable(value: float | None) -> bool:
     return value is not None and math.isfinite(value) and value >= 0
 
 
-class BarGrid(QWidget):
+class BarGrid(TellingWidget):
     """Charts side by side as far as there is room, painted as one."""
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
@@ -194,13 +194,3 @@ class BarGrid(QWidget):
             if place.contains(position):
                 return chart.tip(position.y() - place.top())
         return ""
-
-    def event(self, event: QEvent) -> bool:
-        if isinstance(event, QHelpEvent) and event.type() == QEvent.Type.ToolTip:
-            tip = self.tip_at(event.pos())
-            if tip:
-                QToolTip.showText(event.globalPos(), tip, self)
-            else:
-                QToolTip.hideText()
-            return True
-        return super().event(event)

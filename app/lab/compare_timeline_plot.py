@@ -20,7 +20,7 @@ from PySide6.QtGui import (
     QResizeEvent,
     QWheelEvent,
 )
-from PySide6.QtWidgets import QHBoxLayout, QScrollBar, QSizePolicy, QToolTip, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QScrollBar, QSizePolicy, QWidget
 
 from app.lab.compare_timelines import TITLE, Band, CompareTimelines, Layout
 from app.scope.lane_painter import LaneContent, paint_lanes
@@ -272,15 +272,11 @@ class CompareTimelinePlot(Plot):
             self.hovered.emit(request)
             self.update()
 
-    def event(self, event: QEvent) -> bool:
-        if event.type() == QEvent.Type.ToolTip:
-            found = self.model.lane_at(event.pos().y())
-            if found is not None and found[1] is not None:
-                sentence = lane_sentence(found[1], self.x_value(event.pos().x()))
-                QToolTip.showText(event.globalPos(), f"{found[0].variant}\n{sentence}", self)
-                return True
-            QToolTip.hideText()
-        return super().event(event)
+    def tip_at(self, position: QPoint) -> str:
+        found = self.model.lane_at(position.y())
+        if found is None or found[1] is None:
+            return ""
+        return f"{found[0].variant}\n{lane_sentence(found[1], self.x_value(position.x()))}"
 
 
 class CompareTimelineView(QWidget):

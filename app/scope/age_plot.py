@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from PySide6.QtCore import QEvent
+from PySide6.QtCore import QPoint
 from PySide6.QtGui import QPainter
-from PySide6.QtWidgets import QToolTip, QWidget
+from PySide6.QtWidgets import QWidget
 
 from app.scope.changes import KnobChange
 from app.scope.plot import Plot, Tick
@@ -64,14 +64,9 @@ class MarkedPlot(Plot):
         """The lines, and the labels of as many as there is room for, the newest first."""
         self.paint_labelled_lines(painter, [(mark.x, mark.label) for mark in self.marks])
 
-    def event(self, event: QEvent) -> bool:
-        if event.type() == QEvent.Type.ToolTip:
-            mark = self.mark_at(event.pos().x())
-            if mark is not None:
-                QToolTip.showText(event.globalPos(), f"Step {mark.step:,}: {mark.label}", self)
-                return True
-            QToolTip.hideText()
-        return super().event(event)
+    def tip_at(self, position: QPoint) -> str:
+        mark = self.mark_at(position.x())
+        return f"Step {mark.step:,}: {mark.label}" if mark is not None else ""
 
 
 class AgePlot(MarkedPlot):

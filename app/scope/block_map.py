@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, QSize, Qt
+from PySide6.QtCore import QPoint, QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import (
     QColor,
     QFocusEvent,
@@ -24,7 +24,6 @@ from PySide6.QtWidgets import (
     QSizePolicy,
     QStackedWidget,
     QToolButton,
-    QToolTip,
     QVBoxLayout,
     QWidget,
 )
@@ -48,7 +47,7 @@ from app.scope.prefix_view import PrefixTreeView
 from app.scope.tables import FootLine, stacked
 from app.selection import Selection
 from app.theme import SPACING, Theme, request_rgb
-from app.widgets import Legend, LegendEntry, label
+from app.widgets import Legend, LegendEntry, TellingWidget, label
 from app.words import count
 from engine.events import RequestState
 from engine.run_state import RunState
@@ -72,7 +71,7 @@ class Pool:
     sentence: Callable[[RunState, int], str]
 
 
-class BlockMapView(QWidget):
+class BlockMapView(TellingWidget):
     """Paints the grid. A click selects the block's request, a tooltip tells all that is known of the block; the arrow
     keys move a cursor over the cells, and Enter selects."""
 
@@ -240,14 +239,9 @@ class BlockMapView(QWidget):
         super().focusOutEvent(event)
         self.update()
 
-    def event(self, event: QEvent) -> bool:
-        if event.type() == QEvent.Type.ToolTip:
-            block = self.block_at(event.pos())
-            if block is not None:
-                QToolTip.showText(event.globalPos(), self._pool.sentence(self._source.state, block), self)
-                return True
-            QToolTip.hideText()
-        return super().event(event)
+    def tip_at(self, position: QPoint) -> str:
+        block = self.block_at(position)
+        return self._pool.sentence(self._source.state, block) if block is not None else ""
 
 
 def _bgr(color: QColor) -> np.ndarray:

@@ -15,7 +15,7 @@ def block_sentence(state: RunState, block: int) -> str:
     if refs:
         name = request_name(owner)
         lines.append(f"owner: request {name}" if refs == 1 else f"last taken by request {name}; {refs:,} references")
-        users = [r.request_id for r in state.requests.values() if block in r.blocks]
+        users = referents(state, block)
         if refs > 1:
             more = " …" if len(users) > 8 else ""
             lines.append("shared by requests " + ", ".join(request_name(i) for i in users[:8]) + more)
@@ -34,6 +34,11 @@ def block_sentence(state: RunState, block: int) -> str:
     else:
         lines.append("free")
     return "\n".join(lines)
+
+
+def referents(state: RunState, block: int) -> list[int]:
+    """The requests whose tables have the block, in order of arrival."""
+    return [request.request_id for request in state.requests.values() if block in request.blocks]
 
 
 def host_sentence(state: RunState, block: int) -> str:

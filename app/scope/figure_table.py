@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import QEvent, QRectF, QSize, Qt
+from PySide6.QtCore import QPoint, QRectF, QSize, Qt
 from PySide6.QtGui import QFont, QFontMetrics, QPainter, QPaintEvent
-from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
+from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.theme import AXIS_PX, SPACING, Theme
-from app.widgets import LegendEntry, paint_swatch
+from app.widgets import LegendEntry, TellingWidget, paint_swatch
 
 ROW = 18
 """Height of a row in pixels."""
@@ -29,7 +29,7 @@ class FigureRow:
     tip: str = ""
 
 
-class FigureTable(QWidget):
+class FigureTable(TellingWidget):
     def __init__(self, name: str, theme: Theme, columns: Sequence[str], parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._theme = theme
@@ -121,12 +121,7 @@ class FigureTable(QWidget):
         side = Qt.AlignmentFlag.AlignRight if right else Qt.AlignmentFlag.AlignLeft
         painter.drawText(box, side | Qt.AlignmentFlag.AlignVCenter | Qt.TextFlag.TextDontClip, text)
 
-    def event(self, event: QEvent) -> bool:
-        if event.type() == QEvent.Type.ToolTip:
-            index = event.pos().y() // ROW - self._first
-            row = self.rows[index] if 0 <= index < len(self.rows) else None
-            if row is not None:
-                QToolTip.showText(event.globalPos(), row.tip or self._spoken(row), self)
-                return True
-            QToolTip.hideText()
-        return super().event(event)
+    def tip_at(self, position: QPoint) -> str:
+        index = position.y() // ROW - self._first
+        row = self.rows[index] if 0 <= index < len(self.rows) else None
+        return row.tip or self._spoken(row) if row is not None else ""

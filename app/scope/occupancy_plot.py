@@ -15,9 +15,9 @@ was lost or is of no use is patterned as well as coloured.
 from __future__ import annotations
 
 import numpy as np
-from PySide6.QtCore import QEvent, QPoint, QPointF, QRect, Qt, Signal
+from PySide6.QtCore import QPoint, QPointF, QRect, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QMouseEvent, QPainter, QPen, QPolygonF, QResizeEvent, QWheelEvent
-from PySide6.QtWidgets import QToolTip, QWidget
+from PySide6.QtWidgets import QWidget
 
 from app.scope.bars import BAR, Bars, bar_boxes, make_bars, step_points
 from app.scope.panel import ScopeSource
@@ -263,15 +263,12 @@ class OccupancyPlot(Plot):
         else:
             super().keyPressEvent(event)
 
-    def event(self, event: QEvent) -> bool:
-        if event.type() == QEvent.Type.ToolTip:
-            bar = self.bar_at(event.pos().x())
-            if bar is not None:
-                near = [label for at, label in self.marks if abs(self.x_pixel(at) - event.pos().x()) <= 2 * BAR]
-                QToolTip.showText(event.globalPos(), "\n".join([self._sentence(bar), *near]), self)
-                return True
-            QToolTip.hideText()
-        return super().event(event)
+    def tip_at(self, position: QPoint) -> str:
+        bar = self.bar_at(position.x())
+        if bar is None:
+            return ""
+        near = [label for at, label in self.marks if abs(self.x_pixel(at) - position.x()) <= 2 * BAR]
+        return "\n".join([self._sentence(bar), *near])
 
     def _sentence(self, bar: int) -> str:
         bars = self.bars

@@ -14,7 +14,7 @@ from PySide6.QtGui import QBrush, QFont, QFontMetrics, QPaintEngine, QPainter, Q
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.theme import AXIS_PX, Theme, readable
-from app.widgets import PATTERN_BRUSHES, LegendEntry
+from app.widgets import PATTERN_BRUSHES, LegendEntry, TellingWidget
 
 TICK_GAP = 5
 """Pixels between a tick label and the plot."""
@@ -61,7 +61,7 @@ def tick_label(value: float) -> str:
     return (f"{value:,.0f}" if abs(value) >= 1000 else f"{value:g}").replace("-", "−")
 
 
-class Plot(QWidget):
+class Plot(TellingWidget):
     """Axes and their mapping. Subclasses set the ranges and paint into :attr:`area` in :meth:`paint_data`."""
 
     top_margin = 4

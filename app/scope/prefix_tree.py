@@ -16,6 +16,7 @@ from itertools import pairwise
 import numpy as np
 
 from app.scope.block_grid import BlockLook
+from app.scope.block_words import referents
 from app.words import count
 from engine.request import request_name
 from engine.run_state import RunState
@@ -214,8 +215,3 @@ def run_sentence(state: RunState, tree: PrefixTree, run: int) -> str:
     if below:
         lines.append(f"{count(following, 'continuation')} with {count(below, 'block')} below it")
     return "\n".join(lines)
-
-
-def referents(state: RunState, block: int) -> list[int]:
-    """The requests whose tables have the block, in order of arrival."""
-    return [request.request_id for request in state.requests.values() if block in request.blocks]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
-from PySide6.QtCore import QEvent, QPoint, QPointF, QRect, QSize, Qt
+from PySide6.QtCore import QPoint, QPointF, QRect, QSize, Qt
 from PySide6.QtGui import QColor, QFocusEvent, QKeyEvent, QMouseEvent, QPainter, QPaintEvent, QPolygonF, QResizeEvent
-from PySide6.QtWidgets import QSizePolicy, QToolTip, QWidget
+from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.scope.block_grid import BlockLook
+from app.scope.block_words import referents
 from app.scope.panel import ScopeSource
-from app.scope.prefix_tree import Boxes, PrefixTree, lay_out, prefix_tree, referents, run_sentence
+from app.scope.prefix_tree import Boxes, PrefixTree, lay_out, prefix_tree, run_sentence
 from app.selection import Selection
 from app.theme import AXIS_PX, Theme, mix, readable, request_color
+from app.widgets import TellingWidget
 from app.words import count
 
 ROW_MOST, ROW_LEAST = 26, 8
@@ -22,7 +24,7 @@ NOTCH = 7
 MOST_INKS = 1000
 
 
-class PrefixTreeView(QWidget):
+class PrefixTreeView(TellingWidget):
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._source = source
@@ -206,14 +208,9 @@ class PrefixTreeView(QWidget):
         super().resizeEvent(event)
         self._lay_out()
 
-    def event(self, event: QEvent) -> bool:
-        if event.type() == QEvent.Type.ToolTip:
-            box = self.box_at(event.pos())
-            if box is not None:
-                QToolTip.showText(event.globalPos(), self.sentence(box), self)
-                return True
-            QToolTip.hideText()
-        return super().event(event)
+    def tip_at(self, position: QPoint) -> str:
+        box = self.box_at(position)
+        return self.sentence(box) if box is not None else ""
 
 
 _MOVES = {

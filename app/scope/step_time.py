@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable
 
 import numpy as np
-from PySide6.QtCore import QEvent, QRect, QSize, QTimer
+from PySide6.QtCore import QPoint, QRect, QSize, QTimer
 from PySide6.QtGui import QHideEvent, QPainter, QResizeEvent, QShowEvent
-from PySide6.QtWidgets import QBoxLayout, QToolTip, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QBoxLayout, QVBoxLayout, QWidget
 
 from app.lab.scroll_column import ScrollColumn
 from app.scope.age_plot import Mark, MarkedPlot
@@ -112,13 +112,9 @@ class StepTimePlot(MarkedPlot):
         """The step whose bar is at a logical pixel."""
         return self._history.row(int((self.area.right() + 1 - x) // BAR), self._last_step)
 
-    def event(self, event: QEvent) -> bool:
-        if event.type() == QEvent.Type.ToolTip and self.mark_at(event.pos().x()) is None:
-            row = self.step_at(event.pos().x())
-            if row is not None:
-                QToolTip.showText(event.globalPos(), step_time_sentence(row), self)
-                return True
-        return super().event(event)
+    def tip_at(self, position: QPoint) -> str:
+        row = self.step_at(position.x())
+        return super().tip_at(position) or (step_time_sentence(row) if row is not None else "")
 
 
 def step_time_sentence(row: StepRow) -> str:

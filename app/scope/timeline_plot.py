@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from PySide6.QtCore import QEvent, QPoint, Qt, Signal
+from PySide6.QtCore import QPoint, Qt, Signal
 from PySide6.QtGui import QContextMenuEvent, QKeyEvent, QMouseEvent, QWheelEvent
-from PySide6.QtWidgets import QMenu, QScrollBar, QToolTip
+from PySide6.QtWidgets import QMenu, QScrollBar
 
 from app.scope.lane_painter import NAMES
 from app.scope.panel import ScopeSource
@@ -44,7 +44,7 @@ class TimelinePlot(TimelineSurface):
         self.follows_lanes = False
         self._moved_by_hand()
 
-    def _tip(self, position: QPoint) -> str:
+    def tip_at(self, position: QPoint) -> str:
         time = self.x_value(position.x())
         if self._on_axis(position):
             return "Click or drag to look back at a moment"
@@ -57,15 +57,6 @@ class TimelinePlot(TimelineSurface):
         request_id = self.request_at(position)
         lane = self.view.lanes.lane(request_id) if request_id is not None else None
         return lane_sentence(lane, time, self.source.history.steps.at(time)) if lane is not None else ""
-
-    def event(self, event: QEvent) -> bool:
-        if event.type() == QEvent.Type.ToolTip:
-            tip = self._tip(event.pos())
-            if tip:
-                QToolTip.showText(event.globalPos(), tip, self)
-                return True
-            QToolTip.hideText()
-        return super().event(event)
 
     # Hands -------------------------------------------------------------------------------------------------------
 

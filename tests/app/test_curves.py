@@ -8,13 +8,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from PySide6.QtCore import Qt
-from PySide6.QtGui import QColor, QImage
+from PySide6.QtCore import QCoreApplication, QEvent, QPoint, Qt
+from PySide6.QtGui import QColor, QHelpEvent, QImage
+from PySide6.QtWidgets import QToolTip
 
 from app.scope.age_plot import LARGEST, age_ticks
 from app.scope.choices import WINDOWS, MenuChoice
 from app.scope.curves import MOST_DOTS, LatencyPanel, ThroughputPanel, apart
-from app.scope.figure_table import FigureRow, FigureTable
+from app.scope.figure_table import ROW, FigureRow, FigureTable
 from app.scope.panel import Moment, ScopePanel, ScopeSource
 from app.scope.process_load import GpuLoad, GpuReader, ProcessLoads
 from app.scope.step_time import BETWEEN, StepTimePanel, load_rows
@@ -305,8 +306,22 @@ def test_a_table_tells_rows_without_a_layout_for_each_figure(theme: Theme, qtbot
     assert table.accessibleDescription() == "forward: mean 25 ms, share 92 %; rest: mean 2 ms, share 8 %"
     table.resize(120, height)
     assert table._rights()[-1] <= 120
+    table.resize(300, height)
     image = table.grab().toImage()
-    assert image.pixelColor(0, 0).isValid() and QColor(theme.text).isValid()
+    bold = {image.pixelColor(x, y).rgb() for x in range(image.width()) for y in range(image.height())}
+    assert QColor(theme.text).rgb() in bold, "the figures are written"
+
+
+def test_pointing_tells_what_lies_there_and_nothing_where_there_is_nothing(theme: Theme, qtbot) -> None:
+    table = FigureTable("Figures", theme, ("mean",))
+    qtbot.addWidget(table)
+    table.show_rows([FigureRow("forward", ("24 ms",), tip="the model")])
+    table.resize(200, 300)
+    table.show()
+    for y, told in ((ROW + 5, "the model"), (ROW * 3, "")):
+        place = QPoint(10, y)
+        QCoreApplication.sendEvent(table, QHelpEvent(QEvent.Type.ToolTip, place, table.mapToGlobal(place)))
+        qtbot.waitUntil(lambda told=told: QToolTip.text() == told)
 
 
 @pytest.mark.parametrize("panel", [ThroughputPanel, LatencyPanel, StepTimePanel])

@@ -226,7 +226,7 @@ def test_groups_fold_under_the_pointer_and_the_keys(crowd: Rig) -> None:
     plot._scroll.setValue(0)
     everybody = len(plot._list)
     heading = QPoint(plot.area.left() + 40, plot.area.top() + 3)
-    assert plot._list.group_at(0).title == "ann" and "ann: 14 requests" in plot._tip(heading)
+    assert plot._list.group_at(0).title == "ann" and "ann: 14 requests" in plot.tip_at(heading)
     crowd.qtbot.mouseClick(plot, Qt.MouseButton.LeftButton, pos=heading)
     assert plot._list.groups[0].folded and len(plot._list) == everybody - 14
     crowd.qtbot.keyClick(plot, Qt.Key.Key_F, Qt.KeyboardModifier.ShiftModifier)
@@ -348,7 +348,7 @@ def test_hovering_says_what_the_request_and_the_step_did(crowd: Rig) -> None:
     plot.refresh()
     row = plot.row_of(request_id)
     assert row is not None
-    tip = plot._tip(QPoint(round(plot.x_pixel((decode.begin + decode.end) / 2)), row.center().y()))
+    tip = plot.tip_at(QPoint(round(plot.x_pixel((decode.begin + decode.end) / 2)), row.center().y()))
     assert tip.startswith(f"Request {request_id} of ann") and "decode for" in tip
     assert "\nstep " in tip and "running" in tip
 
@@ -361,7 +361,7 @@ def test_a_change_of_knobs_is_a_labelled_line(crowd: Rig) -> None:
     assert [label for _, label in plot.marks] == ["max sequences 8 → 4"]
     x = plot.x_pixel(plot.marks[0][0])
     assert plot.area.left() < x <= plot.area.right()
-    assert plot._tip(QPoint(round(x), 2)) == "max sequences 8 → 4"
+    assert plot.tip_at(QPoint(round(x), 2)) == "max sequences 8 → 4"
     assert plot.area.top() >= plot.metrics.height()
 
 
