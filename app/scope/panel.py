@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QHideEvent, QShowEvent
@@ -43,22 +44,15 @@ class RunHistory:
     line: LineHistory = field(default_factory=LineHistory)
 
     def restore(self, keyframe: Keyframe) -> None:
-        self.steps.restore(keyframe)
-        self.rates.restore(keyframe)
-        self.latency.restore(keyframe)
-        self.lanes.restore(keyframe)
-        self.changes.restore(keyframe)
-        self.ledger.restore(keyframe)
-        self.line.restore(keyframe)
+        for fold in self._folds():
+            fold.restore(keyframe)
 
     def apply(self, record: StepRecord) -> None:
-        self.steps.apply(record)
-        self.rates.apply(record)
-        self.latency.apply(record)
-        self.lanes.apply(record)
-        self.changes.apply(record)
-        self.ledger.apply(record)
-        self.line.apply(record)
+        for fold in self._folds():
+            fold.apply(record)
+
+    def _folds(self) -> Iterator[Any]:
+        return (getattr(self, each.name) for each in fields(self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.columns import Columns
 from engine.config import SchedulerConfig
 from engine.events import Admitted, BlocksAllocated, Deferred, Keyframe, RowKind, StepRecord
 from engine.request import RequestStatus
@@ -25,7 +26,8 @@ RATE_SECONDS = 60.0
 FEWEST = 3
 """Admissions from which on there is a rate."""
 STEPS_KEPT = 32_768
-_COLUMNS = ("end", "waiting", "steps", "admitted", "room")
+_SUMS = ("waiting", "steps", "admitted", "room")
+_COLUMNS = ("end", *_SUMS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,12 @@ class LineHistory:
     """Running sums over the steps that somebody waited through: float64 columns of the newest :data:`STEPS_KEPT`."""
 
     def __init__(self) -> None:
-        self._columns = np.zeros((len(_COLUMNS), 2 * STEPS_KEPT))
+        self._rows = Columns(STEPS_KEPT, **dict.fromkeys(_COLUMNS, np.float64))
         self._clear()
 
     def _clear(self) -> None:
-        self._written = 0
-        self._sums = np.zeros(len(_COLUMNS) - 1)
+        self._rows.clear()
+        self._sums = np.zeros(len(_SUMS))
         self._step = 0
         self._end: float | None = None
         self._waiting = False
@@ -77,34 +79,26 @@ class LineHistory:
             room = 0 if self._takeable is None else takeable - self._takeable + _taken_by_newcomers(record)
             since = begin if self._end is None else self._end
             self._sums += (max(0.0, end - since), 1, admitted, room)
-            self._write(end)
+            self._rows.append(1, end=end, **dict(zip(_SUMS, self._sums, strict=True)))
         self._step, self._end, self._takeable = record.step, end, takeable
         self._waiting = record.num_waiting > 0
 
-    def _write(self, end: float) -> None:
-        if self._written == 2 * STEPS_KEPT:
-            self._columns[:, :STEPS_KEPT] = self._columns[:, STEPS_KEPT:]
-            self._written = STEPS_KEPT
-        self._columns[0, self._written] = end
-        self._columns[1:, self._written] = self._sums
-        self._written += 1
-
     def rates(self, now: float) -> LineRates:
         """As measured up to a moment, engine clock."""
-        ends = self._columns[0, : self._written]
+        ends = self._rows["end"]
         last = int(np.searchsorted(ends, now + 1e-9, side="right")) - 1
         if last < 1:
             return LineRates()
-        waited = self._columns[1, : last + 1]
+        waited = self._rows["waiting"][: last + 1]
         first = min(int(np.searchsorted(waited, waited[last] - RATE_SECONDS)), last - 1)
-        seconds, steps, admitted, room = self._columns[1:, last] - self._columns[1:, first]
+        seconds, steps, admitted, room = (float(self._rows[name][last] - self._rows[name][first]) for name in _SUMS)
         if seconds <= 0:
             return LineRates()
         enough = admitted >= FEWEST
         return LineRates(
-            admissions=float(admitted / seconds) if enough else None,
-            room=float(room / seconds) if enough and room > 0 else None,
-            step_seconds=float(seconds / steps),
+            admissions=admitted / seconds if enough else None,
+            room=room / seconds if enough and room > 0 else None,
+            step_seconds=seconds / steps,
         )
 
 
