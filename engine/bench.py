@@ -36,6 +36,7 @@ from engine.bench_run import PreparedRequest, WorkloadRun, prepare, warm_up_requ
 from engine.config import EngineConfig
 from engine.events import Keyframe, StepRecord
 from engine.failures import describe, step_failure
+from engine.load_shapes import MAX_SEED
 from engine.metrics import RunRecorder, summarise
 from engine.output_files import OutputFailure, deliver
 from engine.quick_import import quick_import
@@ -268,8 +269,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     args = parser.parse_args(argv)
     check_usage(parser, args)
-    if args.seed is not None and args.seed < 0:
-        parser.error(f"--seed is {args.seed}; it must be at least 0")
+    if args.seed is not None and not 0 <= args.seed <= MAX_SEED:
+        parser.error(f"--seed is {args.seed}; it must be 0 to {MAX_SEED:,}")
     try:
         chosen = choose(parser, args, [args.seed])
     except WorkloadError as error:

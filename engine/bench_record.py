@@ -75,7 +75,8 @@ class RecordedCore:
     ) -> None:
         """``stream_text`` is whether the client wants it; where texts are kept they are made in any case."""
         if self._decode is not None:
-            self._log.prompt(request_id, self._decode(prompt_token_ids))
+            if self._core.limits.refusal(prompt_token_ids, params, given.get("ends_after")) is None:
+                self._log.prompt(request_id, self._decode(prompt_token_ids))  # else its ids may have no text
             stream_text = True
         self._core.add_request(request_id, prompt_token_ids, params, stream_text=stream_text, **given)
 

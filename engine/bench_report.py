@@ -77,7 +77,8 @@ def figure(value: Any, digits: int = 1) -> str:
 
 def print_table(result: dict[str, Any], stream: TextIO) -> None:
     """The figures most people look for; the JSON has them all."""
-    console = Console(file=stream, width=None if stream.isatty() else 100)
+    # The names of files and users are no markup.
+    console = Console(file=stream, width=None if stream.isatty() else 100, markup=False)
     where = f"{result['dtype']} on {result['device']}"
     title = f"{result['workload']} · {result['model_id']} · {where} · {result['discipline']}"
     console.print(title, style="bold", soft_wrap=True)

@@ -14,13 +14,15 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TextIO
 
 from engine.events import Keyframe, StepRecord
 from engine.export_tables import TableExport
 from engine.export_trace import TraceExport
-from engine.output_files import OutputFailure, printing, target_fault, writing
+from engine.output_files import OutputFailure, printing, target_fault, unwritable, writing
 from engine.recording import RecordingError, RunReader
 
 
@@ -90,24 +92,27 @@ def export(reader: RunReader, trace: str | Path | None, folder: str | Path | Non
     Raises :class:`RecordingError` where the run cannot be read, :class:`OutputFailure` where it cannot be written.
     """
     with contextlib.ExitStack() as stack:
-        exports: list[_Export] = []
-        if trace is not None:
-            exports.append(TraceExport(stack.enter_context(_trace_file(trace)), reader.header))
+        exports: list[tuple[_Export, AbstractContextManager[None]]] = []
         if folder is not None:
             _make_folder(Path(folder))
             steps = stack.enter_context(writing("--csv", Path(folder) / "steps.csv"))
             requests = stack.enter_context(writing("--csv", Path(folder) / "requests.csv"))
-            exports.append(TableExport(steps, requests))
+            exports.append((TableExport(steps, requests), _ToldOf("--csv", folder)))
+        if trace is not None:  # the innermost file: what fails there is told of it
+            file = stack.enter_context(_trace_file(trace))
+            exports.append((TraceExport(file, reader.header), contextlib.nullcontext()))
         told = 0
         for part in reader.replay():
             told += isinstance(part, StepRecord)
-            for target in exports:
-                if isinstance(part, Keyframe):
-                    target.restore(part)
-                else:
-                    target.apply(part)
-        for target in exports:
-            target.finish()
+            for target, told_of in exports:
+                with told_of:
+                    if isinstance(part, Keyframe):
+                        target.restore(part)
+                    else:
+                        target.apply(part)
+        for target, told_of in exports:
+            with told_of:
+                target.finish()
     return max(reader.last_step - reader.first_step + 1 - told, 0) if told else 0
 
 
@@ -116,6 +121,18 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(exist_ok=True)
     except OSError as error:
         raise OutputFailure(f"--csv {folder} cannot be made: {error.strerror or error}") from error
+
+
+@dataclass(frozen=True)
+class _ToldOf(AbstractContextManager[None]):
+    """Around what writes to one output while files of others are open: where it fails, the message names this one."""
+
+    option: str
+    target: str | Path
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            raise OutputFailure(unwritable(self.option, self.target, error)) from error
 
 
 @contextlib.contextmanager

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 MAX_DRAWN_LENGTH = 1_000_000
 """Longest prompt or answer that a distribution may give, in tokens."""
+MAX_SEED = 2**32 - 1
+"""Of a workload: those of its requests, a million for each, go into a message."""
 
 
 class ShapeError(ValueError):

@@ -164,8 +164,10 @@ def parse_goodput(text: str) -> dict[str, float]:
             limit = float(value)
         except ValueError:
             limit = math.nan
-        if not limit > 0:
+        if not (math.isfinite(limit) and limit > 0):
             raise ValueError(f"goodput objective {name} is {value!r}; it must be milliseconds above 0")
+        if name in objectives:
+            raise ValueError(f"goodput objective {name} is given twice")
         objectives[name] = limit
     return objectives
 

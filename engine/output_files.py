@@ -38,7 +38,7 @@ def target_fault(option: str, target: str | Path | None) -> str:
         if new:
             path.resolve().unlink()
     except OSError as error:
-        return _unwritable(option, target, error)
+        return unwritable(option, target, error)
     return ""
 
 
@@ -71,7 +71,7 @@ def writing(option: str, target: str | Path) -> Iterator[TextIO]:
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:
-        raise OutputFailure(_unwritable(option, target, error)) from error
+        raise OutputFailure(unwritable(option, target, error)) from error
 
 
 def _file_beside(path: Path) -> Path | None:
@@ -98,7 +98,8 @@ def deliver(target: str | None, text: str, out: TextIO, show: Callable[[], None]
             write_target("--json", target, text)
 
 
-def _unwritable(option: str, target: str | Path, error: OSError) -> str:
+def unwritable(option: str, target: str | Path, error: OSError) -> str:
+    """What to say of ``error``."""
     return f"{option} {target} cannot be written: {error.strerror or error}"
 
 

@@ -132,7 +132,7 @@ def _fail(message: str) -> int:
 
 
 def print_probes(result: dict[str, Any], stream: TextIO) -> None:
-    console = Console(file=stream, width=None if stream.isatty() else 100)
+    console = Console(file=stream, width=None if stream.isatty() else 100, markup=False)
     where = f"{result['dtype']} on {result['device']}"
     title = f"{result['workload']} · {result['model_id']} · {where} · {result['discipline']}"
     console.print(title, style="bold", soft_wrap=True)

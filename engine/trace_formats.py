@@ -19,6 +19,7 @@ import codecs
 import csv
 import dataclasses
 import io
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
@@ -53,6 +54,18 @@ KNOWN = (
     "a ShareGPT json, an Azure LLM csv, a BurstGPT csv, a Mooncake jsonl, a vLLM custom jsonl and a Batchscope jsonl"
 )
 MALFORMED = "malformed JSON"
+UNREADABLE_INSTANT = "a timestamp that cannot be read"
+NO_TEXT = {
+    b"\x1f\x8b": "is packed by gzip; unpack it first",
+    b"BZh": "is packed by bzip2; unpack it first",
+    b"\xfd7zXZ": "is packed by xz; unpack it first",
+    b"\x28\xb5\x2f\xfd": "is packed by zstd; unpack it first",
+    b"PK\x03\x04": "is a zip archive; unpack it first",
+    b"PAR1": "is a Parquet table; save it as csv or jsonl first",
+    codecs.BOM_UTF16_LE: "is text in UTF-16; save it in UTF-8 first",
+    codecs.BOM_UTF16_BE: "is text in UTF-16; save it in UTF-8 first",
+}
+"""How files begin that traces often come in, and what to do with them."""
 
 
 class Rejected(Exception):
@@ -180,7 +193,7 @@ class _Table:
         try:
             instant = self._instant(when)
         except (ValueError, OverflowError):
-            raise Rejected("a timestamp that cannot be read") from None
+            raise Rejected(UNREADABLE_INSTANT) from None
         return WorkloadRequest(
             output_tokens=output_tokens,
             prompt_tokens=prompt_tokens,
@@ -233,11 +246,13 @@ class _Mooncake:
     def take(self, line: bytes, index: int, seed: int, clock: TraceClock) -> WorkloadRequest:
         row = _row(self._decoder, line, "timestamp, input_length or output_length is missing or no number")
         prompt_tokens, output_tokens = _tokens(row.input_length, "prompt"), _tokens(row.output_length, "output")
+        if not math.isfinite(nanoseconds := row.timestamp * 1e6):
+            raise Rejected(UNREADABLE_INSTANT)
         blocks = row.hash_ids[: -(-prompt_tokens // MOONCAKE_BLOCK)]
         return WorkloadRequest(
             output_tokens=output_tokens,
             prompt_tokens=prompt_tokens,
-            arrival_s=clock.arrival(round(row.timestamp * 1e6)),
+            arrival_s=clock.arrival(round(nanoseconds)),
             seed=request_seed(seed, index),
             prefix=tuple((MOONCAKE_BLOCK, _block_seed(block, seed)) for block in blocks),
             clip=True,
@@ -308,6 +323,8 @@ class _ShareGPT:
         question, answer = _first_exchange(entry)
         if not question.strip() or not answer.strip():
             raise Rejected("an empty turn")
+        if not _is_unicode(question + answer):
+            raise Rejected("a text with half a character (a lone surrogate)")
         return WorkloadRequest(
             output_tokens=_tokens(estimated_tokens(answer), "output"),
             prompt=question,
@@ -327,6 +344,15 @@ def _first_exchange(entry: Any) -> tuple[str, str]:
     raise Rejected("no two turns: a question and its answer")
 
 
+def _is_unicode(text: str) -> bool:
+    """JSON can write down halves of characters, which no encoding has."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _decoded(line: bytes) -> Any:
     try:
         return msgspec.json.decode(line)
@@ -339,6 +365,9 @@ def _decoded(line: bytes) -> Any:
 
 def recognise(path: Path, head: bytes) -> TraceFormat:
     """The format of a file that begins with ``head``. Raises :class:`WorkloadError` where it is none that is known."""
+    for beginning, sentence in NO_TEXT.items():
+        if head.startswith(beginning):
+            raise WorkloadError(f"{path} {sentence}")
     start = head.removeprefix(codecs.BOM_UTF8).lstrip()
     if start.startswith(b"["):
         if b'"conversations"' in start:
@@ -357,14 +386,17 @@ def recognise(path: Path, head: bytes) -> TraceFormat:
 def _first_line(start: bytes) -> str:
     """Empty where it is no text."""
     try:
-        return start.partition(b"\n")[0].decode().strip()
+        return re.split(rb"[\r\n]", start, maxsplit=1)[0].decode().strip()
     except UnicodeDecodeError:
         return ""
 
 
 def _recognise_table(start: bytes) -> TraceFormat | None:
-    line = _first_line(start)
-    header = [re.sub(r"[\s_]", "", name).lower() for name in next(csv.reader([line]), [])]
+    try:
+        names = next(csv.reader([_first_line(start)]), [])
+    except csv.Error:
+        return None
+    header = [re.sub(r"[\s_]", "", name).lower() for name in names]
     if {"timestamp", "contexttokens", "generatedtokens"} <= set(header):
         columns = ("timestamp", "contexttokens", "generatedtokens")
         return _Table("Azure LLM csv", header, columns, _Dates(), "0 output tokens")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -55,7 +56,8 @@ class TraceReader:
         except WorkloadError:
             self.close()
             raise
-        self._rows = islice(self.format.rows(self._file), limit)
+        # No file has more rows than islice can count.
+        self._rows = islice(self.format.rows(self._file), None if limit is None else min(limit, sys.maxsize))
 
     def __enter__(self) -> TraceReader:
         return self

@@ -14,6 +14,7 @@ from typing import Any
 from engine.comparison import Result, runs_of, variants_of
 from engine.config import DISCIPLINES, SPECULATION_DRAFT, EngineConfig
 from engine.events import Keyframe
+from engine.load_shapes import MAX_SEED
 from engine.messages import ComparePlan, Variant
 from engine.workload import EngineOptions
 
@@ -91,6 +92,8 @@ def parse_seeds(text: str | None) -> list[int | None]:
         if not part.strip().isdecimal():
             raise ValueError(f"--seeds has {part.strip()!r}; seeds are whole numbers from 0 on, e.g. 1,2,3")
         seed = int(part)
+        if seed > MAX_SEED:
+            raise ValueError(f"--seeds has {seed}; a seed is {MAX_SEED:,} at most")
         if seed in seeds:
             raise ValueError(f"--seeds has {seed} twice")
         seeds.append(seed)

@@ -34,6 +34,7 @@ import msgspec
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.load_shapes import (
+    MAX_SEED,
     Arrivals,
     Exponential,
     Lengths,
@@ -51,6 +52,7 @@ from engine.load_shapes import (
 from engine.traces import load_workload
 from engine.workload_files import (
     BATCHSCOPE,
+    MAX_NUMBER,
     MAX_REQUESTS,
     RowCounts,
     Workload,
@@ -105,6 +107,10 @@ class PriorityShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     priority: int
     share: float = 1.0
 
+    def __post_init__(self) -> None:
+        if abs(self.priority) > MAX_NUMBER:
+            raise ShapeError(f"priority is {self.priority:,}; it must be {-MAX_NUMBER:,} to {MAX_NUMBER:,}")
+
 
 class UserShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user: str
@@ -125,8 +131,8 @@ class SharedPrefix(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _check_seed(seed: int) -> None:
-    if seed < 0:
-        raise ShapeError(f"seed is {seed}; it must be at least 0")
+    if not 0 <= seed <= MAX_SEED:
+        raise ShapeError(f"seed is {seed}; it must be 0 to {MAX_SEED:,}")
 
 
 class WorkloadShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -23,6 +23,8 @@ from engine.load_shapes import Arrivals, arrival_times, synthetic_prompt
 from engine.request import SamplingParams
 
 MAX_REQUESTS = 1_000_000
+MAX_NUMBER = 2**31 - 1
+"""Largest length or priority: what every table of a run holds."""
 BATCHSCOPE = "Batchscope jsonl"
 """Name of our own format."""
 
@@ -204,10 +206,14 @@ def _row_fault(row: Row) -> str:
         value = getattr(row, name)
         if value is not None and value < 1:
             return f"{name} is {value}; it must be at least 1"
+        if value is not None and value > MAX_NUMBER:
+            return f"{name} is {value:,}; it must be at most {MAX_NUMBER:,}"
     if row.max_tokens is not None and row.max_tokens < row.output_tokens:
         return (
             f"max_tokens is {row.max_tokens}, below output_tokens {row.output_tokens}: no answer is longer than asked"
         )
+    if not -MAX_NUMBER <= row.priority <= MAX_NUMBER:
+        return f"priority is {row.priority:,}; it must be {-MAX_NUMBER:,} to {MAX_NUMBER:,}"
     if not math.isfinite(row.arrival_s) or row.arrival_s < 0:
         return f"arrival_s is {row.arrival_s}; it must be 0 or more seconds"
     return ""

@@ -269,6 +269,16 @@ def test_one_token_answers_give_nulls(run: Callable, tmp_path: Path, capsys) -> 
     assert out.err == "", "no progress in a pipe"
 
 
+def test_names_of_files_and_users_are_printed_as_they_are(run: Callable, tmp_path: Path, capsys) -> None:
+    names = ["[/red]", "[bold]ann", ""]
+    path = tmp_path / "[x] [b]load.jsonl"
+    path.write_text("".join(json.dumps({"prompt_tokens": 3, "output_tokens": 1, "user": n}) + "\n" for n in names))
+    code, result = run("--workload", str(path))
+    table = capsys.readouterr().out
+    assert code == 0 and set(result["by_user"]) == set(names)
+    assert table.startswith("[x] [b]load · ") and "user [/red]" in table and "user [bold]ann" in table
+
+
 # Usage ---------------------------------------------------------------------------------------------------------------
 
 
@@ -287,11 +297,13 @@ def test_one_token_answers_give_nulls(run: Callable, tmp_path: Path, capsys) -> 
         (["--scenario", "kv-crunch", "--request-rate", "1", "--ramp", "1:2:linear"], "exclude"),
         (["--scenario", "kv-crunch", "--prefix-cache", "maybe"], "maybe"),
         (["--scenario", "kv-crunch", "--goodput", "speed:3"], "speed"),
+        (["--scenario", "kv-crunch", "--goodput", "ttft:inf"], "ttft is 'inf'; it must be milliseconds above 0"),
         (["--scenario", "kv-crunch", "--json", "/nowhere/at/all.json"], "there is no folder /nowhere/at"),
         (["--scenario", "kv-crunch", "--warmup", "-1"], "--warmup is -1; it must be 0 to 10,000"),
         (["--scenario", "kv-crunch", "--warmup", "9" * 20], f"--warmup is {'9' * 20}; it must be 0 to 10,000"),
         (["--scenario", "kv-crunch", "--json", "/"], "--json /: this is a folder"),
         (["--scenario", "kv-crunch", "--seed", "-1"], "--seed is -1"),
+        (["--scenario", "kv-crunch", "--seed", "9" * 20], f"--seed is {'9' * 20}; it must be 0 to 4,294,967,295"),
         (["--scenario", "kv-crunch", "--swap-blocks", "-1"], "swap_blocks is -1"),
         (["--scenario", "kv-crunch", "--speculative", "oracle"], "speculative is 'oracle'"),
         (["--scenario", "kv-crunch", "--draft-tokens", "0"], "draft_tokens is 0"),

@@ -263,6 +263,7 @@ def test_a_draft_model_is_loaded_for_the_variant_that_wants_it(command: Callable
         (["--scenario", "kv-crunch", "--disciplines", "vllm", "--seeds", "1,x"], "--seeds has 'x'"),
         (["--scenario", "kv-crunch", "--disciplines", "vllm", "--seeds", "1,-2"], "--seeds has '-2'"),
         (["--scenario", "kv-crunch", "--disciplines", "vllm", "--seeds", "1,1"], "--seeds has 1 twice"),
+        (["--scenario", "kv-crunch", "--disciplines", "vllm", "--seeds", "4294967296"], "a seed is 4,294,967,295 at"),
         (["--scenario", "kv-crunch", "--disciplines", "vllm", "--html", "/nowhere/x.html"], "--html /nowhere/x.html"),
         (["--scenario", "kv-crunch", "--disciplines", "vllm", "--json", "/"], "--json /: this is a folder"),
         (["--scenario", "kv-crunh", "--disciplines", "vllm"], "no scenario is called 'kv-crunh'"),

@@ -198,7 +198,9 @@ def test_goodput_counts_those_that_meet_everything() -> None:
     assert summarise(timelines, workload, elapsed=4.0)["request_goodput"] is None
 
 
-@pytest.mark.parametrize("text", ["", "tft:5", "ttft", "ttft:", "ttft:x", "ttft:0", "ttft:-3", "ttft:nan"])
+@pytest.mark.parametrize(
+    "text", ["", "tft:5", "ttft", "ttft:", "ttft:x", "ttft:0", "ttft:-3", "ttft:nan", "ttft:inf", "ttft:1,ttft:2"]
+)
 def test_goodput_that_makes_no_sense_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="goodput"):
         parse_goodput(text)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
+import lzma
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,11 +132,13 @@ def test_equal_hash_ids_are_shared_prefixes_of_whole_blocks(tmp_path: Path) -> N
 
 def test_mooncake_rows_that_are_none(tmp_path: Path) -> None:
     text = mooncake((0, 10, 5, [1])) + '{"timestamp": 1}\n{"timestamp": 1, \nnull\n' + mooncake((7, 10, 0, []))
+    text += '{"timestamp": 1e305, "input_length": 10, "output_length": 5}\n'
     workload = load_workload(write(tmp_path, text))
     assert workload.rows.rejections == {
         "timestamp, input_length or output_length is missing or no number": 2,
         "malformed JSON": 1,
         "0 output tokens": 1,
+        "a timestamp that cannot be read": 1,
     }
     assert len(workload.requests) == 1
 
@@ -166,6 +171,15 @@ def test_sharegpt_takes_the_first_answered_question(tmp_path: Path) -> None:
     assert arrivals(workload) == [0.0, 0.0] and not workload.open_loop
     lines = "".join(json.dumps(entry) + "\n" for entry in entries)
     assert load_workload(write(tmp_path, lines)).requests == workload.requests
+
+
+def test_halves_of_characters_cost_their_entry(tmp_path: Path) -> None:
+    halves = [conversation(("human", "q\ud800"), ("gpt", "a")), conversation(("human", "q"), ("gpt", "a\udc00"))]
+    text = json.dumps([*halves, conversation(("human", "whole \U0001f41d"), ("gpt", "a"))])
+    assert "\\ud800" in text and "\\ud83d\\udc1d" in text
+    workload = load_workload(write(tmp_path, text))
+    assert [r.prompt for r in workload.requests] == ["whole \U0001f41d"]
+    assert workload.rows.rejections == {"a text with half a character (a lone surrogate)": 2}
 
 
 def test_a_truncated_download_gives_what_is_whole(tmp_path: Path) -> None:
@@ -246,6 +260,36 @@ def test_files_of_no_use_say_why(tmp_path: Path, text: str, words: str) -> None:
     assert str(path) in str(caught.value)
 
 
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (gzip.compress(AZURE.encode()), "is packed by gzip; unpack it first"),
+        (bz2.compress(AZURE.encode()), "is packed by bzip2; unpack it first"),
+        (lzma.compress(AZURE.encode()), "is packed by xz; unpack it first"),
+        (AZURE.encode("utf-16"), "is text in UTF-16; save it in UTF-8 first"),
+        (b"PAR1" + bytes(90), "is a Parquet table; save it as csv or jsonl first"),
+    ],
+)
+def test_files_to_be_unpacked_first_say_so(tmp_path: Path, data: bytes, words: str) -> None:
+    path = tmp_path / "data.csv"
+    path.write_bytes(data)
+    with pytest.raises(WorkloadError, match=words):
+        load_workload(path)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_of_a_table_end_as_on_any_machine(tmp_path: Path, end: str) -> None:
+    assert lengths(load_workload(write(tmp_path, AZURE.replace("\n", end)))) == [(4808, 10)]
+
+
+def test_a_line_without_an_end_is_of_no_known_format(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="of no known format, it begins with 'xxx"):
+        load_workload(write(tmp_path, "x" * 200_000))
+
+
 def big(tmp_path: Path, rows: int) -> Path:
     lines = (f"2024-05-10 00:{i // 60 % 60:02}:{i % 60:02}+00:00,{i % 900 + 1},{i % 50 + 1}\n" for i in range(rows))
     return write(tmp_path, "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(lines))
@@ -271,6 +315,10 @@ def test_more_requests_than_a_workload_holds_name_the_limit(tmp_path: Path, monk
     with pytest.raises(WorkloadError, match="more than 50 requests; read fewer of its rows"):
         load_workload(path)
     assert len(load_workload(path, limit=50).requests) == 50
+
+
+def test_a_limit_beyond_every_file_reads_it_all(tmp_path: Path) -> None:
+    assert len(load_workload(big(tmp_path, 3), limit=10**30).requests) == 3
 
 
 @pytest.mark.parametrize("given", [{"time_scale": 0.0}, {"time_scale": float("nan")}, {"limit": 0}])

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from engine import export, export_trace, run_writer
+from engine import export, export_tables, export_trace, run_writer
 from engine.config import EngineConfig, SchedulerConfig
 from engine.events import Finished, Keyframe, Preempted, Rejected, RowKind, StepTimings
 from engine.export import main
@@ -341,6 +341,20 @@ def test_a_full_disk_is_1_with_a_sentence_and_the_old_file_stays(
     )
     assert main([str(path), "--perfetto", str(old)]) == 1
     assert old.read_text() == "old" and sorted(p.name for p in tmp_path.iterdir()) == ["run", "trace.json"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("failing", ["--perfetto", "--csv"])
+def test_of_several_outputs_the_one_that_cannot_be_written_is_named(
+    failing: str, path: Path, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    record_run(path, timed_core(), requests=6)
+    fails = {"--perfetto": export_trace.TraceExport, "--csv": export_tables.TableExport}[failing]
+    monkeypatch.setattr(fails, "finish", lambda self: os.write(os.open("/dev/full", os.O_WRONLY), b"x"))
+    targets = {"--perfetto": tmp_path / "trace.json", "--csv": tmp_path / "tables"}
+    assert main([str(path), *(str(word) for pair in targets.items() for word in pair)]) == 1
+    assert f"{failing} {targets[failing]} cannot be written: No space left" in capsys.readouterr().err
+    assert not targets["--perfetto"].exists() and list(targets["--csv"].iterdir()) == []
 
 
 def test_a_run_without_a_step_is_an_empty_trace(path: Path, tmp_path: Path) -> None:

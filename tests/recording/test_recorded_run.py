@@ -307,7 +307,8 @@ def run_bench(model: str, tmp_path: Path) -> Callable[..., tuple[int, dict]]:
     def run(*arguments: str) -> tuple[int, dict]:
         target = tmp_path / "result.json"
         engine = ("--model", model, "--dtype", "float32", "--threads", "1", "--token-budget", "64", "--kv-blocks", "60")
-        code = bench.main([*engine, "--scenario", "kv-crunch", *arguments, "--json", str(target)])
+        what = () if "--workload" in arguments else ("--scenario", "kv-crunch")
+        code = bench.main([*engine, *what, *arguments, "--json", str(target)])
         return code, json.loads(target.read_text()) if target.exists() else {}
 
     return run
@@ -342,6 +343,15 @@ def test_bench_keeps_texts_where_it_is_asked(run_bench: Callable, path: Path) ->
     assert all(texts[number, "assistant"] for number in range(1, told["num_prompts"] + 1))
     code, plain = run_bench("--save-outputs")
     assert plain["output_token_ids"] == told["output_token_ids"]
+
+
+def test_ids_without_a_text_cost_their_request_alone(run_bench: Callable, path: Path, tmp_path: Path) -> None:
+    rows = [{"prompt_token_ids": ids, "output_tokens": 2} for ids in ([2**63], [5, 10**6], [5, 6])]
+    load = tmp_path / "load.jsonl"
+    load.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    _, told = run_bench("--record", str(path), "--record-texts", "--workload", str(load))
+    assert (told["completed"], told["failed"], told["failure"]) == (1, 2, "")
+    assert {text.request_id for _, text in RunReader(path).texts()} == {3}
 
 
 @pytest.mark.parametrize(
