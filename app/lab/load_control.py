@@ -178,12 +178,10 @@ class LoadControl(QObject):
         self.ended.emit()
 
     def _hold(self) -> None:
-        if self.run is None:
-            return
-        if self._bridge.paused or self._bridge.comparing:
+        if self.run is not None and (self._bridge.paused or self._bridge.comparing):
             self.run.hold()
             self._timer.stop()
-        elif self.run.held:
+        elif self.run is not None and self.run.held:
             self.run.resume()
             self._pump()
         self.held.emit()

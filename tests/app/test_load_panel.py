@@ -11,8 +11,8 @@ from PySide6.QtWidgets import QApplication, QLabel
 
 from app.lab.load_panel import LoadPanel
 from engine.config import ConfigError
-from engine.messages import Abort, AddRequest
-from engine.workload import list_scenarios
+from engine.messages import Abort, AddRequest, ComparePlan, Variant
+from engine.workload import EngineOptions, Workload, list_scenarios
 from tests.app.conftest import Rig
 
 
@@ -364,3 +364,14 @@ def test_the_result_is_seen_when_it_comes(rig: Rig, panel: LoadPanel) -> None:
     for widget in (panel.start_button, panel.figures.result, panel.copy_button):
         seen = widget.visibleRegion().boundingRect().height()
         assert seen == widget.height(), widget.accessibleName()
+
+
+def test_a_load_that_never_ran_waits_for_a_comparison_too(rig: Rig, panel: LoadPanel) -> None:
+    variants = [Variant("vllm", EngineOptions())]
+    rig.bridge.compare(ComparePlan("t", "", EngineOptions(), variants, "vllm", [Workload("w", [])], [None]))
+    rig.wait_for(lambda: rig.bridge.comparing)
+    assert "comparison has the engine" in panel.notice.text()
+    assert not panel.start_button.isEnabled() and not panel.rates.search_button.isEnabled()
+    rig.client.end_comparison(b"{}")
+    rig.wait_for(lambda: not rig.bridge.comparing)
+    assert panel.start_button.isEnabled() and "comparison" not in panel.notice.text()
