@@ -130,11 +130,12 @@ class MainWindow(ScopeWindow):
         bridge, bar = self.bridge, self.time_bar
         self.recording = RecordingControl(bridge, self.travel, runs_folder, self.settings, self)
         self.recording.said.connect(self.say)
+        self.recording.cut_off.connect(lambda words, save: self.notice.say(words, action=("Save…", save)))
         self.recording.fork_wanted.connect(self._run_again)
         bar.row.addWidget(self.recording.button)
-        bar.pause_wanted.connect(bridge.set_paused)
+        bar.pause_wanted.connect(self._set_paused)
         bar.step_wanted.connect(self._step_once)
-        self.action("Pause or run on", "F8", lambda: bridge.set_paused(not bridge.paused))
+        self.action("Pause or run on", "F8", lambda: self._set_paused(not bridge.paused))
         self.action("Take one step", "F10", self._step_once)
         self.action("Record, or end the recording", "F9", self.recording.toggle)
 
@@ -267,10 +268,25 @@ class MainWindow(ScopeWindow):
         self.time_bar.show_pace(alive=self.bridge.state == "ready" and not self.bridge.comparing, paused=paused)
         self.hold.refresh()
 
+    def _set_paused(self, paused: bool) -> None:
+        if not self._cannot_pace():
+            self.bridge.set_paused(paused)
+
+    def _cannot_pace(self) -> bool:
+        """Whether there is nothing to be paused, which is said then."""
+        bridge = self.bridge
+        if bridge.comparing:
+            self.say("A comparison has the engine: cancel it, or wait until it is over, to pause or take steps.", False)
+        elif bridge.state != "ready":
+            self.say("No engine runs that could pause: load a model, or wait until it is loaded.", False)
+        return bridge.comparing or bridge.state != "ready"
+
     def _step_once(self) -> None:
         """While the past is shown, the next step of it; at the newest one, a step of the engine that pauses."""
         if not self.travel.is_live:
             self.travel.move(1)
+        elif self._cannot_pace():
+            return
         elif self.bridge.paused:
             self.bridge.step_once()
         else:
@@ -279,7 +295,7 @@ class MainWindow(ScopeWindow):
     def _run_again(self) -> None:
         """Offer what was recorded, from the shown step on, to be run under other knobs."""
         if (reader := self.travel.reader()) is None:
-            self.say("There is no run to run again: load a model and let it do something first.", True)
+            self.say(self.recording.no_run("run again"), True)
             return
         self.reveal("compare")
         self.compare_panel.compare_recording(str(reader.path), self.source.last_step)

@@ -49,6 +49,8 @@ class RecordingControl(QObject):
 
     said = Signal(str, bool)
     """A sentence for the user, and whether it is of a failure."""
+    cut_off = Signal(str, object)
+    """The run has ended while it was recorded: a sentence, and what saves it after all."""
     fork_wanted = Signal()
     _copied = Signal(str, str)
 
@@ -64,6 +66,8 @@ class RecordingControl(QObject):
         self._pool = QThreadPool(self)
         self.marked: int | None = None
         """The step after which a recording began; None while none is made."""
+        self._unsaved: Path | None = None
+        """The run file of the recording that was cut off last."""
         self.button = QToolButton()
         self.button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
         self._build_menu()
@@ -76,15 +80,20 @@ class RecordingControl(QObject):
 
     def begin_run(self) -> None:
         """The engine has begun a run: keep it from here on."""
-        path = self._files.next_path()
-        self._mark(None)
+        self.end_run()
+        path = self._files.next_path(keep=self._unsaved)
         self._travel.follow(path)
         if path is not None:
             self._bridge.record(str(path), self.limit, self.texts)
 
     def end_run(self) -> None:
-        """The engine does something else; what it did before can still be looked back at until the next run."""
+        """The engine does something else. What was being recorded can still be saved, until that happens again."""
+        path, first_step = self._travel.path, self.marked
         self._mark(None)
+        if path is not None and first_step is not None:
+            self._unsaved = path
+            words = f"The run has ended, and with it the recording that was made since step {first_step:,}."
+            self.cut_off.emit(words, lambda: self._ask_and_copy(path, first_step))
 
     def close(self) -> None:
         self._pool.waitForDone()
@@ -111,28 +120,40 @@ class RecordingControl(QObject):
     def toggle(self) -> None:
         """Begin a recording, or end the one that is made and ask where it goes."""
         if self.marked is not None:
-            self.save(self.marked)
-            self._mark(None)
+            if self.save(self.marked):
+                self._mark(None)
         elif self._travel.is_possible:
             self._mark(self._bridge.run_state.step)
         else:
-            self.said.emit("There is no run to record: load a model first.", True)
+            self.said.emit(self.no_run("record"), True)
 
-    def save(self, first_step: int | None = None) -> None:
-        """Ask for a file and copy the run there, from ``first_step`` on or all that is kept."""
+    def no_run(self, what: str) -> str:
+        """Why there is nothing to ``what``, and the way out."""
+        if self._bridge.comparing:
+            return f"There is nothing to {what} while a comparison has the engine: cancel it, or wait until it is over."
+        return f"There is no run to {what}: load a model and let it do something first."
+
+    def save(self, first_step: int | None = None) -> bool:
+        """Ask for a file and copy the run there, from ``first_step`` on or all that is kept; whether one was given."""
         if self._travel.path is None:
-            self.said.emit("There is no run to save: load a model first.", True)
-            return
+            self.said.emit(self.no_run("save"), True)
+            return False
+        return self._ask_and_copy(self._travel.path, first_step)
+
+    def _ask_and_copy(self, source: Path, first_step: int | None) -> bool:
         name = f"{datetime.datetime.now():%Y-%m-%d %H.%M}{SUFFIX}"
         target, _ = QFileDialog.getSaveFileName(self._parent, "Save the run", name, FILTER)
         if target:
-            self.save_to(Path(target), first_step)
+            self._copy(source, Path(target), first_step)
+        return bool(target)
 
     def save_to(self, target: Path, first_step: int | None = None) -> None:
-        source = self._travel.path
-        if source is not None:
-            told = lambda fault: self._copied.emit(str(target), fault)  # noqa: E731
-            self._pool.start(_Copy(source, target, first_step, told))
+        if self._travel.path is not None:
+            self._copy(self._travel.path, target, first_step)
+
+    def _copy(self, source: Path, target: Path, first_step: int | None) -> None:
+        told = lambda fault: self._copied.emit(str(target), fault)  # noqa: E731
+        self._pool.start(_Copy(source, target, first_step, told))
 
     def _tell_copied(self, target: str, fault: str) -> None:
         if fault:
@@ -153,7 +174,7 @@ class RecordingControl(QObject):
     def _build_menu(self) -> None:
         menu = QMenu(self._parent)
         self.record_action = self._entry(menu, "Record from here on", self.toggle)
-        self._entry(menu, "Save all that is kept…", self.save)
+        self._entry(menu, "Save all that is kept…", lambda: self.save())
         self._entry(menu, "Run again from the shown step…", self.fork_wanted.emit)
         menu.addSeparator()
         self._entry(menu, "Open a run file…", self.open)

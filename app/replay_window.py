@@ -53,6 +53,8 @@ class ReplayWindow(ScopeWindow):
         if header.info is not None:
             self.source.block_bytes = header.info.kv_bytes_per_block
         self._items: Iterator[Keyframe | StepRecord] = iter(())
+        self._whole = 0
+        """Steps that could be read."""
         self._reading = QTimer(self)
         self._reading.timeout.connect(self._read_on)
         self._playing = QTimer(self)
@@ -106,6 +108,7 @@ class ReplayWindow(ScopeWindow):
         until = time.perf_counter() + SLICE_SECONDS
         try:
             for item in self._items:
+                self._whole += isinstance(item, StepRecord)
                 for fold in (self._state, self._history):
                     if isinstance(item, Keyframe):
                         fold.restore(item)
@@ -117,31 +120,43 @@ class ReplayWindow(ScopeWindow):
                 self._read_all()
                 return
         except (RecordingError, OSError) as error:
-            self.say_fault(str(error))
-            self._read_all()
+            self._read_all(f"{str(error).rstrip('.')}.")
             return
         reader = self._reader
         share = (self._state.step - reader.first_step) / max(1, reader.last_step - reader.first_step)
         self.facts.setText(f"reading: {share:.0%}")
 
-    def _read_all(self) -> None:
+    def _read_all(self, fault: str = "") -> None:
+        """``fault``: why no more could be read, a sentence."""
         self._reading.stop()
         reader, lanes = self._reader, self._history.lanes
-        model = f"{reader.header.info.name} · " if reader.header.info is not None else ""
-        steps = count(reader.num_steps, "step")
-        self.facts.setText(f"{model}{self._state.discipline} · {steps} · {seconds_label(lanes.end - lanes.begin)}")
+        model = reader.header.info.name if reader.header.info is not None else ""
+        facts = [model, self._state.discipline, count(self._whole, "step")]
+        if self._whole:
+            facts.append(seconds_label(lanes.end - lanes.begin))
+        self.facts.setText(" · ".join(filter(None, facts)))
         self.facts.setToolTip(f"{self._path}\nrecorded {reader.header.created}")
-        if reader.truncated:
-            self.notice.say(
-                f"The file ends within a step: it is shown up to step {reader.last_step:,}, the last whole one.",
-                action=("Close", lambda: None),
-            )
+        if lacking := " ".join(filter(None, (fault, self._lacking()))):
+            self.notice.say(lacking, action=("Close", lambda: None))
         if reader.header.texts:
             self.source.texts = _Texts(reader, self.source).of
         self.travel.follow(self._path)
         self.time_bar.show_pace(alive=True, paused=True)
         self.show_again()
         self.opened.emit()
+
+    def _lacking(self) -> str:
+        """What the window does not show of the run, in sentences; empty: nothing."""
+        reader, said = self._reader, []
+        if not reader.num_steps:
+            return "There is no whole step in this file, so nothing can be shown: record while the engine works."
+        if reader.truncated:
+            last = f"{reader.last_step:,}, the last whole one"
+            said.append(f"The file ends within a step: it is shown up to step {last}.")
+        if self._whole < reader.num_steps:
+            missing = f"{reader.num_steps - self._whole:,} of {count(reader.num_steps, 'step')}"
+            said.append(f"The file is damaged: {missing} cannot be read and are left out.")
+        return " ".join(said)
 
     # Playing -----------------------------------------------------------------------------------------------------
 

@@ -24,16 +24,17 @@ class RunFiles:
         self._number = 0
         self._made: list[Path] = []
 
-    def next_path(self) -> Path | None:
-        """A file for another run. None where there is no folder, or none can be made."""
+    def next_path(self, keep: Path | None = None) -> Path | None:
+        """A file for another run; those before it go, except ``keep``. None where there is no folder, or none can be
+        made."""
         if self._folder is None:
             return None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError:
             return None
-        self._drop(self._made)
-        self._made = []
+        self._drop([path for path in self._made if path != keep])
+        self._made = [path for path in self._made if path == keep]
         self._number += 1
         path = self._folder / f"run-{os.getpid()}-{self._number}{SUFFIX}"
         self._made.append(path)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-from PySide6.QtCore import QEvent, QRect, QRectF, QSize, Qt
-from PySide6.QtGui import QFontMetrics, QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtCore import QEvent, QRect, QRectF, QSize, Qt, QTimer
+from PySide6.QtGui import QFontMetrics, QHideEvent, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QMenu, QSizePolicy, QToolButton, QWidget
 
 from app.notices import LoadingNotice
@@ -76,6 +76,9 @@ class TopBar(QWidget):
         self._theme = theme
         self._source = source
         self._changed_at = 0.0
+        self._due = QTimer(self)
+        self._due.setSingleShot(True)
+        self._due.timeout.connect(self._refresh_rates)
         self.model_button = _menu_button("No model", model_menu, "Model menu")
         self.view_button = _menu_button("View", view_menu, "View menu")
         self.running = Gauge("running", "Requests in the batch")
@@ -137,28 +140,41 @@ class TopBar(QWidget):
         self._refresh_counts()
         if time.perf_counter() - self._changed_at >= GAUGE_SECONDS or self._source.idle:
             self._refresh_rates()
+        else:  # with one of the next steps; without one if there should be none
+            self._due.start(round(1000 * 2 * GAUGE_SECONDS))
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        super().hideEvent(event)
+        self._due.stop()
 
     def refresh(self) -> None:
         self._refresh_counts()
         self._refresh_rates()
 
+    @property
+    def _is_known(self) -> bool:
+        """Whether there are figures: of the engine that runs, or of the moment that is looked back at."""
+        return self.alive or self._source.moment is not None
+
     def _refresh_counts(self) -> None:
         state = self._source.state
-        known = self.alive
+        known = self._is_known
         self.running.set_text(f"{state.num_running:,}" if known else "–")
         self.waiting.set_text(f"{state.num_waiting:,}" if known else "–")
         self.kv.set_text(_share(state.kv_usage) if known else "–")
         self.preempted.set_text(f"{state.totals.preemptions:,}" if known else "–")
-        self.scheduler.refresh(state, self._source.scheduler, alive=known)
+        self.scheduler.refresh(state, self._source.scheduler, alive=self.alive)
         after = state.pending_discipline if known else ""
         self.pending.say(f"→ {after} when the batch has drained" if after else "")
 
     def _refresh_rates(self) -> None:
+        self._due.stop()
         self._changed_at = time.perf_counter()
-        known, history = self.alive, self._source.history
-        output = history.rates.rate("output")
+        known, source = self._is_known, self._source
+        then = None if source.moment is None else source.now
+        output = 0.0 if source.idle else source.history.rates.rate("output", then)
         self.output.set_text(f"{output:,.0f} tok/s" if known else "–")
-        self.ttft.set_text(seconds_label(history.latency.recent_ttft().p50) if known else "–")
+        self.ttft.set_text(seconds_label(source.history.latency.recent_ttft(then).p50) if known else "–")
 
 
 def _share(usage: float) -> str:

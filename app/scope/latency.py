@@ -77,7 +77,7 @@ class Latency:
 
     def apply(self, record: StepRecord) -> None:
         self._step = record.step
-        ended = record.time + record.timings.total
+        ended = record.end
         ends: list[Ended | Finished | Rejected] = []
         for event in record.events:
             if isinstance(event, Ended | Finished | Rejected):
@@ -185,10 +185,11 @@ class Latency:
         """Engine clock of the oldest sample that is kept; None without one."""
         return min((s.begin for s in (self.ttft, self.itl, self.e2el) if s.begin is not None), default=None)
 
-    def recent_ttft(self) -> Percentiles:
-        """Of the first tokens of the last minute; where there were none, of those before."""
-        recent = self.ttft.between(self.end - RECENT_SECONDS, self.end)
-        return (recent if len(recent) else self.ttft.between(-math.inf, self.end)).percentiles()
+    def recent_ttft(self, now: float | None = None) -> Percentiles:
+        """Of the first tokens of the last minute; where there were none, of those before. now: a moment of the past."""
+        end = self.end if now is None else now
+        recent = self.ttft.between(end - RECENT_SECONDS, end)
+        return (recent if len(recent) else self.ttft.between(-math.inf, end)).percentiles()
 
 
 def _fitting(priority: int) -> int:

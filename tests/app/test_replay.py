@@ -106,3 +106,26 @@ def test_the_command_says_what_is_wrong(name: str, tmp_path: Path) -> None:
     done = subprocess.run(command, env=module_environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert name in done.stderr and "Traceback" not in done.stderr
+
+
+def test_damage_in_the_middle_is_said_with_what_is_lost(make_window, run_file: Path, tmp_path: Path) -> None:
+    data = bytearray(run_file.read_bytes())
+    data[len(data) // 2] ^= 1
+    path = tmp_path / "damaged.batchscope"
+    path.write_bytes(data)
+    window = make_window(path)
+    whole = window.source.state.step
+    assert 0 < whole < 60
+    assert f"{60 - whole} of 60 steps cannot be read" in window.notice.text
+    assert f"{whole} steps" in window.facts.text()
+
+
+def test_a_file_without_a_whole_step_says_that_there_is_nothing_to_show(make_window, tmp_path: Path) -> None:
+    path = tmp_path / "begun.batchscope"
+    engine = BusyEngine(requests=2, num_blocks=40)
+    RunWriter(path, RunHeader(workload="busy"), limit_bytes=1 << 20, keyframe=engine.keyframe()).close()
+    for cut in (0, 30):
+        (tmp_path / "cut.batchscope").write_bytes(path.read_bytes()[: -cut or None])
+        window = make_window(tmp_path / "cut.batchscope")
+        assert "no whole step" in window.notice.text
+        assert "0 steps" in window.facts.text() and " ·  · " not in window.facts.text()

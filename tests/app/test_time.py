@@ -7,9 +7,12 @@ import time
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QFileDialog
 
-from engine.messages import StepOnce
+from app.words import seconds_label
+from engine.messages import ComparePlan, StepOnce, Variant
 from engine.recording import RunReader
+from engine.workload import EngineOptions, Workload
 from tests.app.conftest import Rig
 
 
@@ -147,3 +150,65 @@ def test_closing_leaves_no_run_file(busy: Rig) -> None:
     assert path.exists()
     busy.window.close()
     assert not path.exists()
+
+
+def test_the_gauges_are_of_the_shown_step(busy: Rig) -> None:
+    window, bar = busy.window, busy.window.top_bar
+    for _ in range(4):
+        busy.add(prompt=40, output=4)
+    busy.step(200)
+    window.travel.show_step(2)
+    then = window.source.now
+    rates, latency = window.history.rates, window.history.latency
+    assert bar.output.text == f"{rates.rate('output', then):,.0f} tok/s" != f"{rates.rate('output'):,.0f} tok/s"
+    assert bar.ttft.text == seconds_label(latency.recent_ttft(then).p50) != seconds_label(latency.recent_ttft().p50)
+    busy.client.kill()
+    busy.wait_for(lambda: busy.bridge.state == "dead")
+    assert bar.running.text == str(window.source.state.num_running), "a moment has figures without an engine too"
+    window.travel.show_newest()
+    assert bar.running.text == bar.output.text == "–"
+
+
+def test_the_gauges_come_to_the_last_step_before_a_pause(busy: Rig) -> None:
+    window = busy.window
+    for _ in range(4):
+        busy.step(3)
+    newest = f"{window.history.rates.rate('output'):,.0f} tok/s"
+    busy.wait_for(lambda: window.top_bar.output.text == newest)
+
+
+def test_what_cannot_be_paused_or_recorded_says_why(busy: Rig) -> None:
+    window = busy.window
+    variants = [Variant("vllm", EngineOptions())]
+    busy.bridge.compare(ComparePlan("t", "", EngineOptions(), variants, "vllm", [Workload("w", [])], [None]))
+    busy.wait_for(lambda: busy.bridge.comparing)
+    for name in (Qt.Key.Key_F8, Qt.Key.Key_F10, Qt.Key.Key_F9):
+        key(busy, name)
+        assert "comparison has the engine" in window.notice.text and "cancel it" in window.notice.text
+        window.notice.expire()
+    busy.bridge.shutdown()
+    for name in (Qt.Key.Key_F8, Qt.Key.Key_F10, Qt.Key.Key_F9):
+        key(busy, name)
+        assert "load a model" in window.notice.text
+        window.notice.expire()
+
+
+def test_a_recording_that_its_run_ends_can_still_be_saved(busy: Rig, tmp_path, monkeypatch) -> None:
+    window, target = busy.window, tmp_path / "late.batchscope"
+    monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: (str(target), ""))
+    window.recording.toggle()
+    busy.step(5)
+    busy.load()
+    assert "since step 40" in window.notice.text and window.recording.marked is None
+    window.notice.button.click()
+    busy.wait_for(lambda: "Saved" in window.notice.text)
+    reader = RunReader(target)
+    assert reader.last_step == 45
+    reader.close()
+
+
+def test_a_recording_goes_on_where_no_file_is_chosen_for_it(busy: Rig, monkeypatch) -> None:
+    monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: ("", ""))
+    for _ in range(2):
+        key(busy, Qt.Key.Key_F9)
+    assert busy.window.recording.marked == 40
