@@ -252,7 +252,7 @@ def _palette(theme: Theme) -> QPalette:
         role.Shadow: theme.window,
     }.items():
         palette.setColor(name, color)
-    for name in (role.WindowText, role.Text, role.ButtonText, role.HighlightedText):
+    for name in (role.WindowText, role.Text, role.PlaceholderText, role.ButtonText, role.HighlightedText):
         palette.setColor(QPalette.ColorGroup.Disabled, name, mix(theme.muted, theme.card, 0.35))
     return palette
 
@@ -300,7 +300,8 @@ QAbstractSpinBox::up-button, QAbstractSpinBox::down-button {{ width: 0; border: 
 QComboBox QAbstractItemView {{ background: {t.card}; border: 1px solid {t.line}; outline: none; }}
 QAbstractItemView {{ background: transparent; border: none; outline: none; }}
 QAbstractItemView::item:selected {{ background: {t.selection}; color: {t.text}; }}
-QHeaderView, QHeaderView::section {{ background: transparent; border: none; color: {t.muted}; padding: 2px 3px; }}
+QHeaderView, QHeaderView::section {{ background: transparent; border: none; color: {t.muted}; }}
+QHeaderView::section {{ padding: 2px 3px; }}
 QTableView {{ gridline-color: transparent; background: {t.card}; }}
 QScrollArea {{ background: transparent; border: none; }}
 QScrollBar:vertical {{ background: transparent; width: 10px; margin: 0; }}

@@ -12,6 +12,7 @@ from html import escape
 from typing import Any
 
 from engine.comparison import Figure, Result, Run, median_of, runs_of, spread_of, variants_of
+from engine.comparison_words import times
 from engine.lanes import SpanKind
 
 WIDTH = 1100
@@ -160,7 +161,7 @@ def _title(run: Run, row: int, lane: dict[str, Any], y: float, height: float) ->
     if row < len(firsts) and firsts[row] is not None:
         words.append(f"first token after {seconds_text(firsts[row])}")
     if lane["preempted_at"]:
-        words.append(f"preempted {len(lane['preempted_at'])} times")
+        words.append(f"preempted {times(len(lane['preempted_at']))}")
     if lane["end"] is not None:
         words.append(f"ended at {seconds_text(lane['end'])} ({lane['reason']})")
     return (

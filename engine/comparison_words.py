@@ -9,6 +9,11 @@ _NOTABLE = 1.05
 """Ratios nearer to 1 are not worth a sentence."""
 
 
+def times(number: int) -> str:
+    """How often something happened: ``once``, ``12 times``."""
+    return "once" if number == 1 else f"{number:,} times"
+
+
 def observations(result: Result) -> list[str]:
     """The most telling first; none where nothing differs."""
     return [sentence for make in _MAKERS for sentence in make(result)]
@@ -101,7 +106,8 @@ def _preemptions(result: Result) -> list[str]:
             continue
         cost = [f"{again:,.0f} tokens were computed again"] if again else []
         cost += [f"{moved:,.0f} blocks moved to the host"] if moved else []
-        told.append(f"{name} preempted {count:,.0f} times{': ' if cost else ''}{' and '.join(cost)}.")
+        often = times(round(count))
+        told.append(f"{name} preempted {often}{': ' if cost else ''}{' and '.join(cost)}.")
     return told
 
 

@@ -110,6 +110,7 @@ class ComparePanel(Card):
         self.faults = sentence("error")
         self.results = CompareResults(theme)
         self.results.said.connect(self._said)
+        self.results.opened.connect(lambda: self.column.show_from(self.results.view.title))
         form = QVBoxLayout()
         form.setSpacing(SPACING)
         row = QHBoxLayout()

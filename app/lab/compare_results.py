@@ -33,6 +33,8 @@ JSON_FILES, HTML_FILES = "Comparisons (*.json);;All files (*)", "HTML (*.html)"
 class CompareResults(QWidget):
     said = Signal(str, bool)
     """What became of a file, a sentence; whether that is a fault."""
+    opened = Signal()
+    """A saved result is shown."""
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -122,6 +124,7 @@ class CompareResults(QWidget):
             return False
         self.add(result, Path(path).name)
         self.said.emit(f"{Path(path).name} is open.", False)
+        self.opened.emit()
         return True
 
     def save(self, path: str) -> None:

@@ -132,7 +132,10 @@ class CompareTable(QTableView):
         self.setModel(self.figures)
         self.setItemDelegate(CellDelegate(theme, self))
         self.setAccessibleName(name)
-        self.setStyleSheet("QTableCornerButton::section { background: transparent; border: none; }")
+        self.setStyleSheet(
+            "QTableCornerButton::section { background: transparent; border: none; }"
+            f"QHeaderView::section:horizontal {{ padding-right: {GAP}px; }}"
+        )
         self.setShowGrid(False)
         self.setCornerButtonEnabled(False)
         self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)

@@ -52,8 +52,11 @@ class Bench:
         return [c for c in self.client.sent if isinstance(c, Compare)][-1].plan
 
     def progress(self, *replies: CompareProgress) -> None:
+        heard: list[CompareProgress] = []
+        self.bridge.compare_progress.connect(heard.append)
         self.client.run_comparison(*replies)
-        self.qtbot.wait(50)
+        self.wait_for(lambda: replies[-1] in heard)
+        self.bridge.compare_progress.disconnect(heard.append)
 
     def end(self, result: dict | None, error: str = "") -> None:
         self.client.end_comparison(b"" if result is None else msgspec.json.encode(result), error)
@@ -276,6 +279,28 @@ def test_a_saved_result_can_be_dropped(bench: Bench, result: dict, tmp_path: Pat
     )
     bench.panel.dropEvent(drop)
     assert bench.panel.results.result.title == "Bus and metro"
+
+
+def test_what_is_opened_is_seen(bench: Bench, result: dict, tmp_path: Path) -> None:
+    """The form alone is as high as a low dock."""
+    path = tmp_path / "saved.json"
+    path.write_text(json.dumps(result))
+    panel = bench.panel
+    panel.resize(420, 400)
+    bench.qtbot.wait(50)
+    assert panel.results.open(str(path))
+    bench.qtbot.wait(50)
+    title = panel.results.view.title
+    assert 0 <= title.mapTo(panel.column.viewport(), title.rect().topLeft()).y() < panel.column.viewport().height() / 2
+
+
+def test_headings_stand_over_and_beside_their_figures(bench: Bench, result: dict) -> None:
+    panel = bench.panel
+    panel.results.add_bytes(msgspec.json.encode(result))
+    bench.qtbot.wait(50)
+    table = panel.results.view.table
+    for header in (table.horizontalHeader(), table.verticalHeader()):
+        assert header.viewport().geometry() == header.rect(), "what pads a header moves its sections"
 
 
 def test_recent_results_can_be_shown_again_up_to_a_bound(bench: Bench, result: dict) -> None:

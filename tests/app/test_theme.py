@@ -103,3 +103,12 @@ def test_the_theme_follows_the_system_only_when_asked(theme: Theme, monkeypatch:
     systems_dark[0] = False
     theme._system_changed(None)
     assert not theme.dark
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_what_is_disabled_is_fainter_whatever_stands_in_it(theme: Theme, scheme: str, qapp) -> None:
+    theme.set_scheme(scheme)
+    group, role = QPalette.ColorGroup, QPalette.ColorRole
+    for name in (role.Text, role.PlaceholderText, role.ButtonText):
+        faint, usual = (qapp.palette().color(each, name) for each in (group.Disabled, group.Active))
+        assert contrast(faint, theme.card) < contrast(usual, theme.card), name

@@ -236,3 +236,8 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 def test_every_figure_is_defined() -> None:
     assert all(figure.meaning and figure.label for figure in FIGURES)
     assert len({figure.key for figure in FIGURES}) == len(FIGURES)
+
+
+def test_what_happened_once_is_said_to_have_happened_once() -> None:
+    told = " ".join(observations(result_of([run_result("a", preemptions=1), run_result("b", preemptions=0)])))
+    assert "a preempted once." in told and "1 times" not in told
