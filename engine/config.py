@@ -32,6 +32,8 @@ STARTER_MODEL = "starter"
 """The model name that stands for the built-in starter model."""
 DEFAULT_CHAT_MAX_TOKENS = 1024
 """What a chat asks for where its user set no limit."""
+MOST_TOKENS = 2**31 - 1
+"""Of a knob that counts tokens: what every table of steps and every message holds."""
 
 
 class ConfigError(ValueError):
@@ -41,6 +43,11 @@ class ConfigError(ValueError):
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)
+
+
+def _tokens(name: str, value: int, least: int) -> None:
+    _require(value >= least, f"{name} is {value}; it must be at least {least}")
+    _require(value <= MOST_TOKENS, f"{name} is {value:,}; it must be at most {MOST_TOKENS:,}")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -112,10 +119,10 @@ class SchedulerConfig:
         _one_of("order", self.order, ORDERS)
         _one_of("preemption", self.preemption, PREEMPTIONS)
         _require(1 <= self.max_num_seqs <= 65_536, f"max_num_seqs is {self.max_num_seqs}; it must be 1 to 65,536")
-        budget = self.max_num_batched_tokens
-        _require(budget is None or budget >= 1, f"token_budget is {budget}; it must be at least 1")
-        chunk = self.chunk_size
-        _require(chunk is None or chunk >= 1, f"chunk_size is {chunk}; it must be at least 1")
+        if self.max_num_batched_tokens is not None:
+            _tokens("token_budget", self.max_num_batched_tokens, 1)
+        if self.chunk_size is not None:
+            _tokens("chunk_size", self.chunk_size, 1)
         _require(0.0 <= self.watermark < 1.0, f"watermark is {self.watermark}; it must be at least 0 and below 1")
         _require(self.ageing is None or self.ageing > 0, f"ageing is {self.ageing}; it must be above 0 seconds")
         for user, weight in self.user_weights.items():
@@ -124,7 +131,7 @@ class SchedulerConfig:
         _one_of("static_delivery", self.static_delivery, STATIC_DELIVERIES)
         ratio = self.waiting_served_ratio
         _require(math.isfinite(ratio) and ratio >= 0, f"waiting_served_ratio is {ratio}; it must be 0 or more")
-        _require(self.max_waiting_tokens >= 0, f"max_waiting_tokens is {self.max_waiting_tokens}; it must be 0 or more")
+        _tokens("max_waiting_tokens", self.max_waiting_tokens, 0)
         _require(
             self.speculative in (SPECULATION_OFF, SPECULATION_NGRAM) or self.draft_model is not None,
             f"speculative is {self.speculative!r}; it must be off, ngram or draft:FOLDER",

@@ -56,6 +56,11 @@ _REASONS: tuple[str, ...] = ("", *(str(reason) for reason in FinishReason))
 _FAILED = [_REASONS.index(reason) for reason in (FinishReason.ABORT, FinishReason.ERROR)]
 
 
+def _fitting(priority: int) -> int:
+    """Priorities beyond what a column holds count as the last that it does."""
+    return max(-(2**31), min(2**31 - 1, priority))
+
+
 class Lanes:
     """All lanes of a run as a fold over its records; those that have ended are kept up to a bound."""
 
@@ -241,7 +246,7 @@ class Lanes:
             self._close(request.request_id, "")  # of another run, which went by unseen
         place = self._place(request.request_id, request.arrival_time, request.priority, request.user)
         lanes, table = self._open, self._open.table
-        table["priority"][place] = request.priority
+        table["priority"][place] = _fitting(request.priority)
         if request.status in IN_BATCH:
             if table["kind"][place] == NONE or table["waits"][place] != NONE:
                 lanes.spend_one(place, SpanKind.WAITING, request.admitted_time or request.arrival_time)
@@ -327,7 +332,7 @@ class Lanes:
     def _reprioritise(self, event: Reprioritised, time: float) -> None:
         place = self._open.places.get(event.request_id)
         if place is not None:
-            self._open.table["priority"][place] = event.priority
+            self._open.table["priority"][place] = _fitting(event.priority)
 
     def _admit(self, event: Admitted, time: float) -> None:
         place = self._open.places.get(event.request_id)
@@ -363,7 +368,7 @@ class Lanes:
         place = self._open.places.get(request_id)
         if place is None:
             self.begin = min(self.begin, arrival) if self._next_number else arrival
-            priority = max(-(2**31), min(2**31 - 1, priority))
+            priority = _fitting(priority)
             place = self._open.add(request_id, self._next_number, arrival, priority, self._user_code(user))
             self._next_number += 1
         return place

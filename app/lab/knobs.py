@@ -106,10 +106,11 @@ def parse(knob: Knob, text: str) -> Any:
         raise ConfigError(f"{knob.name} is empty; it needs a number")
     try:
         value = int(plain) if knob.kind == "whole" else float(plain)
-    except ValueError:
+        finite = math.isfinite(value)
+    except (ValueError, OverflowError):
         what = "a whole number" if knob.kind == "whole" else "a number"
         raise ConfigError(f"{knob.name} is {text.strip()!r}; it must be {what}") from None
-    if not math.isfinite(value):
+    if not finite:
         raise ConfigError(f"{knob.name} is {text.strip()!r}; it must be a number")
     return value
 

@@ -35,6 +35,7 @@ def test_texts_become_values_or_sentences() -> None:
         ("max_num_seqs", "", "max sequences is empty; it needs a number"),
         ("max_num_seqs", "many", "max sequences is 'many'; it must be a whole number"),
         ("max_num_seqs", "3.5", "max sequences is '3.5'; it must be a whole number"),
+        ("chunk_size", "9" * 400, "chunk size is .9+.; it must be a whole number"),
         ("watermark", "nan", "watermark is 'nan'; it must be a number"),
         ("ageing", "inf", "ageing is 'inf'; it must be a number"),
     ):
@@ -52,6 +53,14 @@ def test_the_arrow_keys_go_to_sensible_values() -> None:
             value = getattr(SchedulerConfig(), knob.field)
             for up in (True, False):
                 SchedulerConfig(**{knob.field: nudged(knob, value, up)})  # never an impossible one
+
+
+@pytest.mark.parametrize("field", [knob.field for knob in KNOBS if knob.kind == "whole"])
+def test_what_no_message_can_carry_is_refused_before_it_is_sent(field: str) -> None:
+    """Else it would be asked for ever, and never be in force."""
+    for value in (2**31, 2**63, 10**20):
+        with pytest.raises(ConfigError, match=f"is {value:,}; it must be at most|is {value}; it must be 1 to"):
+            SchedulerConfig(**{field: value})
 
 
 def test_every_field_of_the_scheduler_that_can_change_has_a_knob() -> None:

@@ -323,3 +323,15 @@ def test_columns_grow_and_forget_the_oldest() -> None:
     assert columns["half"].tolist() == [0.5] * 3000
     columns.clear()
     assert len(columns) == 0 and columns.dropped == 0
+
+
+def test_a_priority_beyond_what_is_kept_is_the_last_that_is() -> None:
+    """A workload file may say any; a lane's column has 32 bits."""
+    run = Run()
+    for request_id, priority in ((1, 2**40), (2, -(2**40)), (3, 0)):
+        run.add(request_id, 20, 8, priority=priority)
+    run.step(2)
+    run.core.set_priority(3, 2**50)
+    run.step(2)
+    run.restore(run.core.keyframe())
+    assert [lane.priority for lane in run.history.lanes.lanes.values()] == [2**31 - 1, -(2**31), 2**31 - 1]
