@@ -3,11 +3,37 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def count(number: int, noun: str) -> str:
     """``1 block``, ``12 blocks``, ``1,204 tokens``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def are(number: int) -> str:
+    """``is`` or ``are``, of so many."""
+    return "is" if number == 1 else "are"
+
+
+def and_list(parts: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
+
+
+def as_sentence(text: str) -> str:
+    """A message of the engine's as a sentence: a capital first, a full stop last."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+
+
+def lowered(text: str) -> str:
+    """A sentence to go on with in the middle of another."""
+    return text[:1].lower() + text[1:]
+
+
+def percent(share: float) -> str:
+    """``41 %``, ``0.3 %``."""
+    return f"{100 * share:.1f} %" if 0 < share < 0.095 else f"{100 * share:.0f} %"
 
 
 def seconds_label(seconds: float | None) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from app.scope.changes import KnobChange
 from app.scope.samples import Percentiles, Samples
-from app.words import seconds_label
+from app.words import percent, seconds_label
 
 if TYPE_CHECKING:
     from app.scope.panel import RunHistory
@@ -134,10 +134,6 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 99.5 else f"{value:.1f}"
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.0f} %"
-
-
 def _latency(name: str, samples: Callable[[RunHistory], Samples], meaning: str) -> tuple[_Kind, _Kind]:
     p50 = _percentile(samples, lambda found: found.p50, FEWEST_FOR_P50)
     p99 = _percentile(samples, lambda found: found.p99, FEWEST_FOR_P99)
@@ -159,7 +155,7 @@ _FIGURES: tuple[_Kind, ...] = (
         "KV use",
         "KV blocks in use, share of the pool, mean over time, steps",
         _mean("kv", "seconds"),
-        _percent,
+        percent,
     ),
     _Kind("step time", "Mean time of a step, steps", _mean("seconds", "steps"), seconds_label),
 )

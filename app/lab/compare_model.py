@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from app.lab.load_model import lengths_of, misfits
-from app.words import count, seconds_label
+from app.words import as_sentence, count, seconds_label
 from engine.config import ORDERS, PREEMPTIONS, ConfigError, EngineConfig
 from engine.messages import ComparePlan, ModelInfo, Variant
 from engine.variants import MAX_RUNS, NEEDS_ITS_OWN_LOAD, baseline_of, product, variant_config
@@ -118,7 +118,7 @@ class CompareChoice:
         try:
             workloads = [self.load.build(seed) for seed in seeds]
         except (WorkloadError, ShapeError) as error:
-            raise CompareFault(_sentence(str(error))) from error
+            raise CompareFault(as_sentence(str(error))) from error
         requests = sum(len(workload.requests) for workload in workloads)
         if requests > MAX_REQUESTS:
             raise CompareFault(
@@ -157,7 +157,7 @@ def named_variants(disciplines: Sequence[str], knob: Knob | None, values: Sequen
     try:
         made = product(disciplines, [] if knob is None else [(knob.name, values)])
     except ValueError as error:
-        raise CompareFault(_sentence(str(error))) from error
+        raise CompareFault(as_sentence(str(error))) from error
     names = [variant.name for variant in made]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
@@ -187,10 +187,6 @@ def parse_seeds(text: str) -> list[int | None]:
     if twice:
         raise CompareFault(f"The seed {twice[0]} is there twice.")
     return seeds or [None]
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
 
 
 # What this engine can do of a plan -----------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ class KnobsPanel(ScopePanel):
         self._lay_out(content)
         for row in self.rows.values():
             row.chosen.connect(lambda value, row=row: self._choose(row, value))
-            row.refused.connect(lambda message, row=row: row.say(_sentence(message), is_error=True))
+            row.refused.connect(lambda message, row=row: row.say(f"{message.rstrip('.')}.", is_error=True))
         self.back.clicked.connect(self._go_back)
 
     def _lay_out(self, content: QWidget) -> None:
@@ -188,7 +188,7 @@ class KnobsPanel(ScopePanel):
         """The engine did not take what was asked last; its sentence stands where that was."""
         row = self.rows.get(self._turned)
         if row is not None:
-            row.say(_sentence(message), is_error=True)
+            row.say(f"{message.rstrip('.')}.", is_error=True)
         self.show_anew()
 
     # Turning -----------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class KnobsPanel(ScopePanel):
         try:
             config = with_value(self.knobs.asked, row.knob, value)
         except ConfigError as error:
-            row.say(_sentence(str(error)), is_error=True)
+            row.say(f"{str(error).rstrip('.')}.", is_error=True)
             return
         row.say("")
         self._ask(config, row.knob.field)
@@ -268,7 +268,3 @@ def _lengths(found: BeforeAfter) -> str:
     if found.length <= 0:
         return f"Since step {found.change.step:,}. The figures come with the next steps, if any were before."
     return f"Since step {found.change.step:,}: {seconds_label(found.length)} before and after it"
-
-
-def _sentence(message: str) -> str:
-    return message if message.endswith(".") else f"{message}."

@@ -17,6 +17,7 @@ from app.lab.ranges_form import RangesForm
 from app.lab.trace_form import TraceForm
 from app.theme import SPACING, Theme
 from app.widgets import button
+from app.words import as_sentence
 from engine.messages import ModelInfo
 from engine.workload import (
     EngineOptions,
@@ -200,7 +201,7 @@ class LoadSource(QWidget):
                 return shape_fault(self.form.shape(), info.max_model_len if info else None)
             self.workload()
         except (WorkloadError, ShapeError) as error:
-            return _capital(str(error))
+            return as_sentence(str(error))
         return ""
 
     def longest(self) -> RequestLength | None:
@@ -244,7 +245,3 @@ class LoadSource(QWidget):
         if self.scenario is not None or self.fault(None):
             return None
         return self.title, self._maker()
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from app.words import count, seconds_label
+from app.words import and_list, count, seconds_label
 from engine.events import RowKind, StepRecord
 
 MOST_SIZES = 3
@@ -84,8 +84,3 @@ def timing_sentence(record: StepRecord) -> str:
     ]
     detail = f": {', '.join(parts)}" if parts else ""
     return f"It took {seconds_label(timings.total)}{detail}."
-
-
-def and_list(parts: Sequence[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
-    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from app.scope.batch_words import and_list, batch_sentence, left_sentence, timing_sentence
+from app.scope.batch_words import batch_sentence, left_sentence, timing_sentence
 from app.scope.reasons import deferred_sentence, preempted_sentence, preemption_details, recovered_sentence
-from app.words import bytes_label, count, seconds_label
+from app.words import and_list, are, bytes_label, count, lowered, seconds_label
 from engine.events import (
     Admitted,
     AnyEvent,
@@ -173,7 +173,7 @@ def _deferred(event: Deferred, step: _Step) -> Decision:
 
 def _preempted(event: Preempted, step: _Step) -> Decision:
     gave = preempted_sentence(event, step.block_bytes)
-    text = " ".join([gave[0].lower() + gave[1:], *preemption_details(event)])
+    text = " ".join([lowered(gave), *preemption_details(event)])
     who = dict.fromkeys((event.request_id, event.beneficiary))
     return Decision(f"Request {request_name(event.request_id)} was preempted: it {text}", tuple(who), "preempted")
 
@@ -198,7 +198,7 @@ def _swap_dropped(event: SwapDropped, step: _Step) -> Decision:
 
 def _recovered(event: Recovered, step: _Step) -> Decision:
     text = recovered_sentence(event)
-    return Decision(f"Request {request_name(event.request_id)}: {text[0].lower()}{text[1:]}", (event.request_id,))
+    return Decision(f"Request {request_name(event.request_id)}: {lowered(text)}", (event.request_id,))
 
 
 def _ended(event: Ended, step: _Step) -> Decision:
@@ -312,13 +312,13 @@ _BLOCK_WORDS: dict[type, tuple[_BlockWords, _BlockWords, Look]] = {
         "change",
     ),
     BlocksCached: (
-        lambda who, n, step: f"{count(n, 'block')} of request {who} {_are(n)} full and can be shared from now on",
-        lambda who, n, step: f"{count(n, 'block')} of {_lower(who)} are full and can be shared from now on",
+        lambda who, n, step: f"{count(n, 'block')} of request {who} {are(n)} full and can be shared from now on",
+        lambda who, n, step: f"{count(n, 'block')} of {lowered(who)} are full and can be shared from now on",
         "change",
     ),
     BlocksEvicted: (
-        lambda who, n, step: f"{count(n, 'cached block')} {_are(n)} forgotten: request {who} needs room",
-        lambda who, n, step: f"{count(n, 'cached block')} are forgotten: {_lower(who)} need room",
+        lambda who, n, step: f"{count(n, 'cached block')} {are(n)} forgotten: request {who} needs room",
+        lambda who, n, step: f"{count(n, 'cached block')} are forgotten: {lowered(who)} need room",
         "change",
     ),
     BlocksFreed: (
@@ -356,11 +356,3 @@ def _names(requests: Iterable[int]) -> str:
     if len(names) > MOST_NAMED:
         return f"Requests {', '.join(names[: MOST_NAMED - 1])} and {len(names) - MOST_NAMED + 1:,} more"
     return f"Requests {and_list(names)}"
-
-
-def _lower(text: str) -> str:
-    return text[0].lower() + text[1:]
-
-
-def _are(number: int) -> str:
-    return "is" if number == 1 else "are"

@@ -13,7 +13,7 @@ import numpy as np
 
 from app.scope.ledger_history import LedgerEntry, LedgerHistory
 from app.scope.waits import LineRates, Wait, head_wait, wait_at
-from app.words import bytes_label, count, seconds_label
+from app.words import are, bytes_label, count, seconds_label
 from engine.config import SchedulerConfig
 from engine.events import Deferred, Preempted, Recovered, Rejected, RequestState, RowKind
 from engine.request import RequestStatus, request_name
@@ -180,7 +180,7 @@ def _ended_sentence(request: RequestState, state: RunState) -> str:
     running = sum(1 for r in state.requests.values() if r.status == RequestStatus.RUNNING)
     batch = f"batch {state.batch.batch}" if state.batch is not None else "its batch"
     complete = f"Complete: {count(request.output_tokens, 'token')} ({request.finish_reason})"
-    return f"{complete}. Padding until {batch} ends; {count(running, 'answer')} in it {_is(running)} not complete."
+    return f"{complete}. Padding until {batch} ends; {count(running, 'answer')} in it {are(running)} not complete."
 
 
 def waiting_sentence(
@@ -212,12 +212,12 @@ def deferred_sentence(deferred: Deferred, state: RunState) -> str:
 def _blocks(deferred: Deferred, state: RunState) -> str:
     # Told when the reason changed; meanwhile there may be fewer.
     available = min(deferred.available, state.num_blocks - state.referenced_blocks)
-    room = "no block is free" if available == 0 else f"{count(available, 'block')} {_is(available)} free"
+    room = "no block is free" if available == 0 else f"{count(available, 'block')} {are(available)} free"
     return f"Needs {count(deferred.needed, 'block')} of KV memory; {room} of {state.num_blocks:,}."
 
 
 def _watermark(deferred: Deferred, state: RunState) -> str:
-    free = f"{count(deferred.available, 'block')} {_is(deferred.available)} free"
+    free = f"{count(deferred.available, 'block')} {are(deferred.available)} free"
     return (
         f"Needs {count(deferred.needed, 'block')}, those included that admission leaves to the running requests to "
         f"grow into (watermark); {free}."
@@ -225,7 +225,7 @@ def _watermark(deferred: Deferred, state: RunState) -> str:
 
 
 def _resume(deferred: Deferred, state: RunState) -> str:
-    free = f"{count(deferred.available, 'block')} {_is(deferred.available)} free"
+    free = f"{count(deferred.available, 'block')} {are(deferred.available)} free"
     return (
         f"Needs {count(deferred.needed, 'block')}, so that after its preemption it does more than it lost before it "
         f"yields again; {free}."
@@ -233,7 +233,7 @@ def _resume(deferred: Deferred, state: RunState) -> str:
 
 
 def _promised(deferred: Deferred, state: RunState) -> str:
-    left = f"{deferred.available:,} of {count(state.num_blocks, 'block')} {_is(deferred.available)}"
+    left = f"{deferred.available:,} of {count(state.num_blocks, 'block')} {are(deferred.available)}"
     needs = f"Needs {count(deferred.needed, 'block')} until its end"
     return f"{needs}; {left} neither in use nor promised to running requests."
 
@@ -243,7 +243,7 @@ def _slots(deferred: Deferred, state: RunState) -> str:
 
 
 def _budget(deferred: Deferred, state: RunState) -> str:
-    left = f"{count(deferred.available, 'token')} {_is(deferred.available)} left"
+    left = f"{count(deferred.available, 'token')} {are(deferred.available)} left"
     return f"Needs {count(deferred.needed, 'token')} of the step's budget of {state.token_budget:,}; {left}."
 
 
@@ -252,7 +252,7 @@ def _batch(deferred: Deferred, state: RunState) -> str:
     number = f" {state.batch.batch}" if state.batch is not None else ""
     return (
         f"Nobody joins static batch{number} before it ends; {count(running, 'answer')} of {state.num_running:,} in it "
-        f"{_is(running)} not complete."
+        f"{are(running)} not complete."
     )
 
 
@@ -266,7 +266,7 @@ def _joining(deferred: Deferred, state: RunState) -> str:
 
 def _draining(deferred: Deferred, state: RunState) -> str:
     after = f" to {state.pending_discipline}" if state.pending_discipline else ""
-    left = f"{count(state.num_running, 'request')} {_is(state.num_running)} still in it"
+    left = f"{count(state.num_running, 'request')} {are(state.num_running)} still in it"
     return f"The discipline changes{after} when the batch has drained; {left}."
 
 
@@ -331,10 +331,6 @@ def recovered_sentence(event: Recovered) -> str:
     again = event.recomputed_tokens
     computed = f", {count(again, 'token')} computed again" if again else ""
     return f"Back where it was after {seconds_label(event.seconds)}{computed}."
-
-
-def _is(number: int) -> str:
-    return "is" if number == 1 else "are"
 
 
 def _row(request: RequestState, phase: Phase, why: str, wait: Wait | None = None) -> QueueRow:

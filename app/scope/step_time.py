@@ -25,7 +25,7 @@ from app.scope.steps import PARTS, StepHistory, StepRow
 from app.selection import Selection
 from app.theme import SPACING, Theme
 from app.widgets import LegendEntry
-from app.words import bytes_label, count, seconds_label
+from app.words import bytes_label, count, percent, seconds_label
 
 SWATCHES = {
     "schedule": LegendEntry("schedule", "muted"),
@@ -127,7 +127,7 @@ def part_rows(rates: Rates, begin: float, end: float) -> list[FigureRow]:
     rows = []
     for part in PARTS:
         mean, share = rates.ratio(part, "steps", begin, end), rates.ratio(part, "seconds", begin, end)
-        cells = ("n/a" if mean is None else seconds_label(mean), _percent(share))
+        cells = ("n/a" if mean is None else seconds_label(mean), _share(share))
         rows.append(FigureRow(part, cells, SWATCHES[part], f"{part}: {_MEANINGS[part]}"))
     return rows
 
@@ -138,12 +138,12 @@ def saving_rows(rates: Rates, begin: float, end: float) -> list[FigureRow]:
     rows = [
         FigureRow(
             "prefix hits",
-            (_percent(rates.ratio("prefix_hits", "prefix_queries", begin, end)), f"of {looked_up:,.0f}"),
+            (_share(rates.ratio("prefix_hits", "prefix_queries", begin, end)), f"of {looked_up:,.0f}"),
             tip="Of the prompt tokens looked up in the prefix cache at admission, the share that was there",
         )
     ]
     if drafts > 0:
-        accepted = _percent(rates.ratio("accepted", "drafts", begin, end))
+        accepted = _share(rates.ratio("accepted", "drafts", begin, end))
         tip = "Acceptance rate: of the drafted tokens, the share that the model would have given itself"
         rows.append(FigureRow("drafts accepted", (accepted, f"of {drafts:,.0f}"), tip=tip))
     return rows
@@ -165,10 +165,8 @@ def load_rows(loads: dict[str, ProcessLoad], gpu: GpuLoad | None) -> list[Figure
     return rows
 
 
-def _percent(share: float | None) -> str:
-    if share is None:
-        return "n/a"
-    return f"{100 * share:.0f} %" if not 0 < share < 0.095 else f"{100 * share:.1f} %"
+def _share(share: float | None) -> str:
+    return "n/a" if share is None else percent(share)
 
 
 class StepTimeContent(QWidget):
