@@ -209,9 +209,12 @@ def _axis(longest: float, scale: float, bottom: float) -> str:
 
 
 def nice_step(extent: float, most: int = 10) -> float:
-    """1, 2 or 5 times a power of ten, of which ``extent`` holds at most ``most``."""
-    power = 10.0 ** math.floor(math.log10(extent / most))
-    return next((factor * power for factor in (1, 2, 5) if extent / (factor * power) <= most), 10 * power)
+    """The smallest of 1, 2 or 5 × 10^n of which at most ``most`` cover ``extent``; 1 where there is no length."""
+    if not math.isfinite(extent) or extent <= 0 or most < 1:
+        return 1.0
+    rough = extent / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next((factor * power for factor in (1.0, 2.0, 5.0) if factor * power >= rough * (1 - 1e-9)), 10.0 * power)
 
 
 def seconds_text(seconds: float) -> str:

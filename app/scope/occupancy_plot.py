@@ -21,11 +21,12 @@ from PySide6.QtWidgets import QWidget
 
 from app.scope.bars import BAR, Bars, bar_boxes, make_bars, step_points
 from app.scope.panel import ScopeSource
-from app.scope.plot import Plot, Tick, linear_ticks, nice_step, tick_label
+from app.scope.plot import Plot, Tick, linear_ticks, tick_label
 from app.scope.steps import LAYERS, StepRow
 from app.theme import Theme
 from app.widgets import LegendEntry
 from app.words import count, seconds_label
+from engine.compare_svg import nice_step
 
 MOST_STEPS = 1024
 """That one bar sums up."""

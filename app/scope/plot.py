@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.theme import AXIS_PX, Theme, readable
 from app.widgets import PATTERN_BRUSHES, LegendEntry, TellingWidget
+from engine.compare_svg import nice_step
 
 TICK_GAP = 5
 """Pixels between a tick label and the plot."""
@@ -29,18 +30,6 @@ SHORTEST_LABEL = 8
 class Tick:
     value: float
     label: str
-
-
-def nice_step(extent: float, most: int) -> float:
-    """The smallest of 1, 2 or 5 × 10^n with which at most ``most`` steps cover ``extent``."""
-    if not math.isfinite(extent) or extent <= 0 or most < 1:
-        return 1.0
-    rough = extent / most
-    power = 10.0 ** math.floor(math.log10(rough))
-    for factor in (1.0, 2.0, 5.0, 10.0):
-        if factor * power >= rough * (1 - 1e-9):
-            return factor * power
-    return 10.0 * power
 
 
 def linear_ticks(low: float, high: float, most: int) -> list[Tick]:

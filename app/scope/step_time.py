@@ -18,7 +18,7 @@ from app.scope.changes import KnobChange
 from app.scope.choices import window_choice
 from app.scope.figure_table import FigureRow, FigureTable
 from app.scope.panel import START_SOMETHING, ScopePanel, ScopeSource
-from app.scope.plot import Tick, linear_ticks, nice_step
+from app.scope.plot import Tick, linear_ticks
 from app.scope.process_load import GpuLoad, GpuReader, ProcessLoad, ProcessLoads
 from app.scope.rates import Rates
 from app.scope.steps import PARTS, StepHistory, StepRow
@@ -26,6 +26,7 @@ from app.selection import Selection
 from app.theme import SPACING, Theme
 from app.widgets import LegendEntry
 from app.words import bytes_label, count, percent, seconds_label
+from engine.compare_svg import nice_step
 
 SWATCHES = {
     "schedule": LegendEntry("schedule", "muted"),

@@ -11,11 +11,12 @@ from PySide6.QtWidgets import QScrollBar
 
 from app.scope.lane_painter import LaneContent, lane_image, paint_preemptions
 from app.scope.panel import ScopeSource
-from app.scope.plot import TICK_GAP, Plot, Tick, nice_step
+from app.scope.plot import TICK_GAP, Plot, Tick
 from app.scope.timeline_view import Group, Grouping, RowList, TimelineView, arrange_rows, busy_place, time_label
 from app.selection import Selection
 from app.theme import Theme, request_color
 from app.widgets import paint_swatch
+from engine.compare_svg import nice_step
 from engine.request import request_name
 
 LANE_MIN, LANE_MAX = 8, 18

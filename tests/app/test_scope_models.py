@@ -10,9 +10,10 @@ import pytest
 
 from app.scope.bars import bar_boxes
 from app.scope.occupancy_plot import step_sentence
-from app.scope.plot import linear_ticks, nice_step
+from app.scope.plot import linear_ticks
 from app.scope.steps import LAYERS, StepHistory
 from app.words import seconds_label
+from engine.compare_svg import nice_step
 from engine.events import (
     Keyframe,
     RowKind,
