@@ -74,3 +74,8 @@ class Columns:
             target[:kept] = column[self._begin : self._end]
             self._columns[name] = target
         self._begin, self._end = 0, kept
+
+
+def fitting(value: int) -> int:
+    """What an int32 column holds in place of numbers beyond it: the last that it does hold."""
+    return max(-(2**31), min(2**31 - 1, value))

@@ -57,20 +57,14 @@ class _SpanStream(Lanes):
         self.ended: list[np.ndarray] = []
         super().__init__()
 
-    def _append_spans(self) -> None:
-        spans = self._open.take_ended()
-        if spans is not None:
-            self.ended.append(spans)
+    def keep(self, spans: np.ndarray) -> None:
+        self.ended.append(spans)
 
     def take(self) -> np.ndarray | None:
         """What has ended since this was asked last."""
         spans = np.concatenate(self.ended) if self.ended else None
         self.ended.clear()
         return spans
-
-    def still_open(self) -> np.ndarray:
-        table = self._open.table
-        return table[(table["number"] >= 0) & (table["kind"] >= 0)]
 
 
 @dataclass(slots=True)
@@ -136,7 +130,7 @@ class TraceExport:
 
     def finish(self) -> None:
         """Write what has not ended, and the end of the file."""
-        self._spans(self._lanes.still_open())
+        self._spans(self._lanes.open_spans())
         other = {"program": f"batchscope {self._header.program}", "recorded": self._header.created}
         if self._header.workload:
             other["workload"] = self._header.workload

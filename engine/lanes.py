@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.columns import Columns
+from engine.columns import Columns, fitting
 from engine.events import (
     Admitted,
     Arrived,
@@ -54,11 +54,6 @@ USERS_KEPT = 4096
 __all__ = ["DRAFTED_ROWS", "WAITS", "Lane", "LaneRows", "Lanes", "Span", "SpanKind", "SpanRows"]
 _REASONS: tuple[str, ...] = ("", *(str(reason) for reason in FinishReason))
 _FAILED = [_REASONS.index(reason) for reason in (FinishReason.ABORT, FinishReason.ERROR)]
-
-
-def _fitting(priority: int) -> int:
-    """Priorities beyond what a column holds count as the last that it does."""
-    return max(-(2**31), min(2**31 - 1, priority))
 
 
 class Lanes:
@@ -187,9 +182,10 @@ class Lanes:
         found = np.flatnonzero(rows.request_id == request_id)
         return self._write_out(rows.take(found[-1:]))[0] if len(found) else None
 
-    def spans_of(self, request_id: int) -> list[Span]:
-        lane = self.lane(request_id)
-        return lane.spans if lane is not None else []
+    def open_spans(self) -> np.ndarray:
+        """The newest span of each lane that has not ended: rows of :attr:`OpenLanes.table`."""
+        table = self._open.table
+        return table[(table["number"] >= 0) & (table["kind"] >= 0)]
 
     @property
     def lanes(self) -> dict[int, Lane]:
@@ -232,7 +228,7 @@ class Lanes:
             self._restore_request(request, keyframe.time)
         if keyframe.requests:
             self.end = max(self.end, keyframe.time)
-        self._append_spans()
+        self._take_spans()
 
     def _is_another_run(self, keyframe: Keyframe) -> bool:
         """Counts only rise within a run."""
@@ -246,7 +242,7 @@ class Lanes:
             self._close(request.request_id, "")  # of another run, which went by unseen
         place = self._place(request.request_id, request.arrival_time, request.priority, request.user)
         lanes, table = self._open, self._open.table
-        table["priority"][place] = _fitting(request.priority)
+        table["priority"][place] = fitting(request.priority)
         if request.status in IN_BATCH:
             if table["kind"][place] == NONE or table["waits"][place] != NONE:
                 lanes.spend_one(place, SpanKind.WAITING, request.admitted_time or request.arrival_time)
@@ -274,7 +270,7 @@ class Lanes:
         for event in finished:
             self._close(event.request_id, event.reason)
         self.end = max(self.end, ended)
-        self._append_spans()
+        self._take_spans()
 
     def _apply_rows(self, record: StepRecord, began: float, ended: float) -> np.ndarray:
         """Spends the step's time in what its rows computed; returns their places."""
@@ -306,10 +302,13 @@ class Lanes:
             if kind not in self.kinds_seen:
                 self.kinds_seen.add(SpanKind(kind))
 
-    def _append_spans(self) -> None:
+    def _take_spans(self) -> None:
         spans = self._open.take_ended()
-        if spans is None:
-            return
+        if spans is not None:
+            self.keep(spans)
+
+    def keep(self, spans: np.ndarray) -> None:
+        """Take spans that have ended, in the order of their ends: rows of :attr:`OpenLanes.table`."""
         most = np.iinfo(np.uint16).max
         self._spans.append(
             len(spans),
@@ -332,7 +331,7 @@ class Lanes:
     def _reprioritise(self, event: Reprioritised, time: float) -> None:
         place = self._open.places.get(event.request_id)
         if place is not None:
-            self._open.table["priority"][place] = _fitting(event.priority)
+            self._open.table["priority"][place] = fitting(event.priority)
 
     def _admit(self, event: Admitted, time: float) -> None:
         place = self._open.places.get(event.request_id)
@@ -368,7 +367,7 @@ class Lanes:
         place = self._open.places.get(request_id)
         if place is None:
             self.begin = min(self.begin, arrival) if self._next_number else arrival
-            priority = _fitting(priority)
+            priority = fitting(priority)
             place = self._open.add(request_id, self._next_number, arrival, priority, self._user_code(user))
             self._next_number += 1
         return place

@@ -13,6 +13,7 @@ import math
 import numpy as np
 
 from app.scope.samples import Percentiles, Samples
+from engine.columns import fitting
 from engine.events import (
     AnyEvent,
     Arrived,
@@ -96,7 +97,7 @@ class Latency:
         elif isinstance(event, Reprioritised):
             row = self._row_of.get(event.request_id)
             if row is not None:
-                self._priority[row] = _fitting(event.priority)
+                self._priority[row] = fitting(event.priority)
         elif isinstance(event, Reconfigured) and event.scheduler is not None:
             self._rows_as_made = event.scheduler.static_delivery == "row"
 
@@ -108,7 +109,7 @@ class Latency:
             row = self._row_of[request_id] = self._free.pop()
             self._batch = []
         self._arrival[row], self._last_token[row] = arrival, np.nan
-        self._priority[row], self._begun[row] = _fitting(priority), False
+        self._priority[row], self._begun[row] = fitting(priority), False
         return row
 
     def _grow(self) -> None:
@@ -190,8 +191,3 @@ class Latency:
         end = self.end if now is None else now
         recent = self.ttft.between(end - RECENT_SECONDS, end)
         return (recent if len(recent) else self.ttft.between(-math.inf, end)).percentiles()
-
-
-def _fitting(priority: int) -> int:
-    """Priorities beyond what a column holds count as the last that it does."""
-    return max(-(2**31), min(2**31 - 1, priority))

@@ -157,7 +157,7 @@ def test_each_chunk_of_a_prompt_is_a_span() -> None:
     run = Run(num_blocks=60, token_budget=32)
     run.add(1, 100, 3)
     run.step(10_000)
-    spans = run.history.lanes.spans_of(1)
+    spans = run.history.lanes.lane(1).spans
     assert [s.tokens for s in spans if s.kind == SpanKind.PREFILL] == [32, 32, 32, 4]
     assert [s.tokens for s in spans if s.kind == SpanKind.DECODE] == [2]
     assert "prefill, chunk 2 for" in lane_sentence(run.history.lanes.lane(1), spans[1].begin + 1e-4)
@@ -169,7 +169,7 @@ def test_accepted_and_rejected_drafts_are_kept_over_time() -> None:
     rows = [plain] * 30 + [drafted] * 20 + [plain] * 30
     for step, row in enumerate(rows):
         lanes.apply(record_of(3 + step, time=0.1 * step, seconds=0.1, rows=[row]))
-    spans = lanes.spans_of(1)
+    spans = lanes.lane(1).spans
     assert lanes.drafted and {s.kind for s in spans} == {SpanKind.DECODE}
     assert [(s.tokens, s.drafts, s.accepted) for s in spans] == [
         (30, 0, 0),
@@ -293,7 +293,7 @@ def test_a_request_of_another_run_with_the_same_number_has_a_lane_of_its_own() -
     lanes.restore(Keyframe(90, 7.0, 40, 16, 8, 64, [other], [], None, RunTotals(steps=90)))
     rows = lanes.between()
     assert rows.request_id.tolist() == [1, 1] and rows.arrival.tolist() == [0.0, 5.0]
-    assert [(s.kind, s.begin, s.end) for s in lanes.spans_of(1)] == [
+    assert [(s.kind, s.begin, s.end) for s in lanes.lane(1).spans] == [
         (SpanKind.WAITING, 5.0, 5.5),
         (SpanKind.DECODE, 5.5, 7.0),
     ]
@@ -307,7 +307,7 @@ def test_a_step_that_took_no_number_of_seconds_spoils_nothing(bad: float) -> Non
     lanes.apply(record_of(4, time=1.0, seconds=bad, rows=[row]))
     lanes.apply(record_of(5, time=bad if bad != -1.0 else 1.0, seconds=1.0, rows=[row]))
     assert lanes.end == 2.0
-    assert [(s.begin, s.end, s.tokens) for s in lanes.spans_of(1)] == [(0.0, 2.0, 3)]
+    assert [(s.begin, s.end, s.tokens) for s in lanes.lane(1).spans] == [(0.0, 2.0, 3)]
 
 
 def test_columns_grow_and_forget_the_oldest() -> None:
