@@ -1,4 +1,4 @@
-"""The formats that traces come in: how to tell them apart by what they hold, and a request from one of their rows.
+"""The formats that traces come in: a request from one of their rows. :mod:`engine.trace_kinds` tells them apart.
 
 =================  ========================================================  =====================================
 ShareGPT json      ``[{id, conversations: [{from, value}]}]``                first question and answer, as texts
@@ -21,7 +21,7 @@ import dataclasses
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -33,39 +33,20 @@ from engine.json_array import array_entries
 from engine.load_shapes import MAX_DRAWN_LENGTH
 from engine.workload_files import (
     BATCHSCOPE,
-    Row,
-    WorkloadError,
     WorkloadRequest,
     estimated_tokens,
     parse_row,
     request_seed,
 )
 
-HEAD_BYTES = 1 << 20
-"""Of a file: enough to tell its format by."""
 CUSTOM_OUTPUT_TOKENS = 256
 """Longest answer to a vLLM custom prompt that names none, as ``vllm bench serve`` has it; the model may end it."""
 MOONCAKE_BLOCK = 512
 """Tokens of a block that a hash id stands for."""
 ASKING = ("human", "user")
 ANSWERING = ("gpt", "assistant", "chatgpt", "bing", "bard")
-
-KNOWN = (
-    "a ShareGPT json, an Azure LLM csv, a BurstGPT csv, a Mooncake jsonl, a vLLM custom jsonl and a Batchscope jsonl"
-)
 MALFORMED = "malformed JSON"
 UNREADABLE_INSTANT = "a timestamp that cannot be read"
-NO_TEXT = {
-    b"\x1f\x8b": "is packed by gzip; unpack it first",
-    b"BZh": "is packed by bzip2; unpack it first",
-    b"\xfd7zXZ": "is packed by xz; unpack it first",
-    b"\x28\xb5\x2f\xfd": "is packed by zstd; unpack it first",
-    b"PK\x03\x04": "is a zip archive; unpack it first",
-    b"PAR1": "is a Parquet table; save it as csv or jsonl first",
-    codecs.BOM_UTF16_LE: "is text in UTF-16; save it in UTF-8 first",
-    codecs.BOM_UTF16_BE: "is text in UTF-16; save it in UTF-8 first",
-}
-"""How files begin that traces often come in, and what to do with them."""
 
 
 class Rejected(Exception):
@@ -115,7 +96,7 @@ def _tokens(value: int, what: str) -> int:
 _DATE = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,9})\d*)?\s*(Z|[+-]\d\d:?\d\d)?")
 
 
-class _Dates:
+class Dates:
     """Nanoseconds since the epoch of dates of any number of fraction digits; a date without a zone is UTC."""
 
     def __init__(self) -> None:
@@ -134,7 +115,7 @@ class _Dates:
         return self._seconds * 1_000_000_000 + int((fraction or "0").ljust(9, "0"))
 
 
-def _from_seconds(text: str) -> int:
+def from_seconds(text: str) -> int:
     return round(float(text) * 1e9)
 
 
@@ -148,7 +129,7 @@ def _whole(text: str) -> int:
         return int(value)
 
 
-class _Table:
+class Table:
     """A csv whose header names the columns, in whatever order."""
 
     def __init__(
@@ -234,7 +215,7 @@ class _MooncakeRow(msgspec.Struct):
     hash_ids: list[int] = []
 
 
-class _Mooncake:
+class Mooncake:
     name = "Mooncake jsonl"
 
     def __init__(self) -> None:
@@ -269,7 +250,7 @@ class _CustomRow(msgspec.Struct):
     output_tokens: int | None = None
 
 
-class _Custom:
+class Custom:
     name = "vLLM custom jsonl"
 
     def __init__(self) -> None:
@@ -288,7 +269,7 @@ class _Custom:
         )
 
 
-class _Batchscope:
+class Batchscope:
     name = BATCHSCOPE
 
     def __init__(self, path: Path) -> None:
@@ -308,14 +289,14 @@ class _Batchscope:
 # Conversations -------------------------------------------------------------------------------------------------------
 
 
-class _ShareGPT:
+class ShareGPT:
     name = "ShareGPT json"
 
     def __init__(self, *, array: bool) -> None:
         self._array = array
 
     def rows(self, file: BinaryIO) -> Iterator[Any]:
-        return array_entries(file) if self._array else (_decoded(line) for _, line in _lines(file))
+        return array_entries(file) if self._array else (decoded(line) for _, line in _lines(file))
 
     def take(self, entry: Any, index: int, seed: int, clock: TraceClock) -> WorkloadRequest:
         if entry is None:
@@ -353,76 +334,8 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _decoded(line: bytes) -> Any:
+def decoded(line: bytes) -> Any:
     try:
         return msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-
-
-# Telling them apart --------------------------------------------------------------------------------------------------
-
-
-def recognise(path: Path, head: bytes) -> TraceFormat:
-    """The format of a file that begins with ``head``. Raises :class:`WorkloadError` where it is none that is known."""
-    for beginning, sentence in NO_TEXT.items():
-        if head.startswith(beginning):
-            raise WorkloadError(f"{path} {sentence}")
-    start = head.removeprefix(codecs.BOM_UTF8).lstrip()
-    if start.startswith(b"["):
-        if b'"conversations"' in start:
-            return _ShareGPT(array=True)
-        raise WorkloadError(f"{path} is a JSON array, but not of ShareGPT conversations; known are {KNOWN}")
-    if start.startswith(b"{"):
-        return _recognise_lines(path, start, whole=len(head) < HEAD_BYTES)
-    table = _recognise_table(start)
-    if table is not None:
-        return table
-    if start and b"\0" not in head and (line := _first_line(start)):
-        raise WorkloadError(f"{path} is of no known format, it begins with {line[:60]!r}; known are {KNOWN}")
-    return _Batchscope(path)  # which says what is wrong with the line
-
-
-def _first_line(start: bytes) -> str:
-    """Empty where it is no text."""
-    try:
-        return re.split(rb"[\r\n]", start, maxsplit=1)[0].decode().strip()
-    except UnicodeDecodeError:
-        return ""
-
-
-def _recognise_table(start: bytes) -> TraceFormat | None:
-    try:
-        names = next(csv.reader([_first_line(start)]), [])
-    except csv.Error:
-        return None
-    header = [re.sub(r"[\s_]", "", name).lower() for name in names]
-    if {"timestamp", "contexttokens", "generatedtokens"} <= set(header):
-        columns = ("timestamp", "contexttokens", "generatedtokens")
-        return _Table("Azure LLM csv", header, columns, _Dates(), "0 output tokens")
-    if {"timestamp", "requesttokens", "responsetokens"} <= set(header):
-        columns = ("timestamp", "requesttokens", "responsetokens")
-        failure = "0 response tokens: the request failed"
-        return _Table("BurstGPT csv", header, columns, _from_seconds, failure)
-    return None
-
-
-def _recognise_lines(path: Path, start: bytes, *, whole: bool) -> TraceFormat:
-    lines = start.splitlines()
-    rows = [
-        row for line in (lines if whole or len(lines) == 1 else lines[:-1]) if isinstance(row := _decoded(line), dict)
-    ]
-    if not rows:
-        return _ShareGPT(array=False) if b'"conversations"' in lines[0] else _Batchscope(path)
-    if "conversations" in rows[0]:
-        return _ShareGPT(array=False)
-    if {"timestamp", "input_length", "output_length"} <= set(rows[0]):
-        return _Mooncake()
-    return _Custom() if _is_custom(rows) else _Batchscope(path)
-
-
-def _is_custom(rows: Iterable[dict[str, Any]]) -> bool:
-    """Prompts alone, or with lengths that only some of them have: with all of them it is a Batchscope file as well."""
-    ours = set(Row.__struct_fields__) - {"prompt", "output_tokens"}
-    rows = list(rows)
-    return all("prompt" in row and not ours & set(row) for row in rows) and any("output_tokens" not in r for r in rows)

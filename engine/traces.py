@@ -1,4 +1,4 @@
-"""Reads workload files of every known format (:mod:`engine.trace_formats`), told apart by what they hold.
+"""Reads workload files of every known format (:mod:`engine.trace_formats`, :mod:`engine.trace_kinds`).
 
 Nothing is read that is not needed: rows come one after the other, so the first thousand of a file of forty million cost
 a thousand rows, and whoever has something else to do meanwhile reads a few at a time. Light: no torch.
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.load_shapes import ShapeError
-from engine.trace_formats import HEAD_BYTES, Rejected, TraceClock, recognise
+from engine.trace_formats import Rejected, TraceClock
+from engine.trace_kinds import HEAD_BYTES, recognise
 from engine.workload_files import MAX_REQUESTS, RowCounts, Workload, WorkloadError, WorkloadRequest
 
 __all__ = ["TraceReader", "load_workload"]
