@@ -24,7 +24,7 @@ from engine.comparison import (
     variants_of,
     waste_of,
 )
-from engine.comparison_words import observations
+from engine.comparison_words import observations, shortcomings
 from engine.variants import knob_rows
 
 # Colours of the window's themes, which are apart with every colour blindness.
@@ -87,9 +87,7 @@ def html_report(result: Result) -> str:
 
 
 def _warnings(result: Result) -> str:
-    told = ["Interrupted: only the runs that were complete are shown."] if result["interrupted"] else []
-    told += [f"{name} could not run: {sentence}" for name, sentence in result["failures"].items()]
-    return "".join(f"<p><strong>{escape(sentence)}</strong></p>" for sentence in told)
+    return "".join(f"<p><strong>{escape(sentence)}</strong></p>" for sentence in shortcomings(result))
 
 
 def _list(title: str, sentences: list[str]) -> str:

@@ -14,6 +14,22 @@ def times(number: int) -> str:
     return "once" if number == 1 else f"{number:,} times"
 
 
+def shortcomings(result: Result) -> list[str]:
+    """What keeps a result from being whole, a sentence each."""
+    told = ["Interrupted: only the runs that were complete are shown."] if result["interrupted"] else []
+    told += [f"{name} could not run: {reason.rstrip('.')}." for name, reason in result["failures"].items()]
+    several = len({run["seed"] for run in result["runs"]}) > 1
+    for run in result["runs"]:
+        if not run.get("failed"):
+            continue
+        reasons = list(dict.fromkeys(error for error in run.get("errors") or () if error))
+        because = f": {'; '.join(reasons[:2])}" if reasons else ""
+        seed = f", seed {run['seed']}" if several and run["seed"] is not None else ""
+        of = f"{run['failed']:,} of {run['num_prompts']:,} request{'' if run['num_prompts'] == 1 else 's'}"
+        told.append(f"{run['variant']}{seed}: {of} failed{because.rstrip('.')}.")
+    return told
+
+
 def observations(result: Result) -> list[str]:
     """The most telling first; none where nothing differs."""
     return [sentence for make in _MAKERS for sentence in make(result)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from app.words import count, seconds_label
+from app.words import seconds_label
 from engine.comparison import (
     DEFINITIONS,
     NOT_AVAILABLE,
@@ -26,7 +26,7 @@ from engine.comparison import (
     variants_of,
     waste_of,
 )
-from engine.comparison_words import observations
+from engine.comparison_words import observations, shortcomings
 from engine.recorded_run import VARIANT as RECORDED
 
 ALIKE = 0.02
@@ -123,15 +123,7 @@ class ComparedResult:
 
     def faults(self) -> list[str]:
         """What keeps this result from being whole, a sentence each."""
-        faults = ["Interrupted: only the runs that were complete are shown."] if self.plain["interrupted"] else []
-        faults += [f"{name} could not run: {sentence}." for name, sentence in self.plain["failures"].items()]
-        for run in self.own_runs:
-            if run["failed"]:
-                reasons = list(dict.fromkeys(error for error in run["errors"] if error))
-                failed = f"{run['failed']:,} of {count(run['num_prompts'], 'request')} failed"
-                because = f": {'; '.join(reasons[:2])}" if reasons else ""
-                faults.append(f"{run['variant']}{self._of_seed(run['seed'])}: {failed}{because}.")
-        return faults
+        return shortcomings({**self.plain, "runs": self.own_runs})
 
     def runs_of_seed(self, seed: int | None) -> list[Run]:
         """A run of each variant that has this seed."""
@@ -139,9 +131,6 @@ class ComparedResult:
 
     def seed_name(self, seed: int | None) -> str:
         return "the workload's own" if seed is None else f"{seed}"
-
-    def _of_seed(self, seed: int | None) -> str:
-        return "" if seed is None or len(self.seeds) < 2 else f", seed {seed}"
 
     # Figures -----------------------------------------------------------------------------------------------------
 
