@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+NOT_AVAILABLE = "n/a"
+"""In place of a figure that has no sample."""
+
 
 def count(number: int, noun: str) -> str:
     """``1 block``, ``12 blocks``, ``1,204 tokens``."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from app.scope.changes import KnobChange
 from app.scope.samples import Percentiles, Samples
-from app.words import percent, seconds_label
+from app.words import NOT_AVAILABLE, percent, seconds_label
 
 if TYPE_CHECKING:
     from app.scope.panel import RunHistory
@@ -28,7 +28,6 @@ FEWEST_FOR_P50 = 5
 FEWEST_FOR_P99 = 100
 """Fewer samples than that say nothing of the slowest of a hundred."""
 TOO_FEW = "too few"
-NOTHING = "n/a"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class Line:
     @property
     def ratio_text(self) -> str:
         if self.ratio is None:
-            return NOTHING
+            return NOT_AVAILABLE
         return f"×{self.ratio:.2f}" if self.ratio < 9.995 else f"×{self.ratio:,.0f}"
 
 
@@ -98,7 +97,7 @@ def _line(kind: _Kind, history: RunHistory, before: tuple[float, float], after: 
 
 def _cell(figure: Figure, kind: _Kind) -> str:
     if figure.value is None:
-        return NOTHING
+        return NOT_AVAILABLE
     return kind.text(figure.value) if figure.enough else TOO_FEW
 
 

@@ -6,13 +6,12 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from app.words import count
+from app.words import NOT_AVAILABLE, count
 from engine.config import EngineConfig
 from engine.messages import ModelInfo
 from engine.metrics import RequestTimeline, distribution
 from engine.workload import EngineOptions, Workload, WorkloadShape, longest, prompt_length
 
-NOT_AVAILABLE = "n/a"
 NOT_READY: dict[str, str] = {
     "stopped": "No model is loaded yet: load one, then start the load.",
     "starting": "The engine is starting; the load can begin when the model is ready.",

@@ -9,11 +9,12 @@ from PySide6.QtGui import QColor, QPainter, QPen, QPolygonF, QResizeEvent
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from app.lab.fields import form_layout, sentence, whole
-from app.lab.load_model import NOT_AVAILABLE, milliseconds
+from app.lab.load_model import milliseconds
 from app.scope.figure_table import FigureRow, FigureTable
 from app.scope.plot import Plot, linear_ticks
 from app.theme import SPACING, Theme
 from app.widgets import Legend, LegendEntry, button
+from app.words import NOT_AVAILABLE
 from engine.saturation import LEAST_REQUESTS, Probe, SaturationSearch, probe_size
 
 MOST_REQUESTS = 10_000

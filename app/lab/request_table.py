@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QPersistentModelIndex, QSize, Qt
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QWidget
 
-from app.lab.load_model import NOT_AVAILABLE, milliseconds
+from app.lab.load_model import milliseconds
 from app.scope.tables import Table
 from app.theme import Theme, readable, request_color
+from app.words import NOT_AVAILABLE
 
 if TYPE_CHECKING:
     from app.lab.load_run import LoadRun

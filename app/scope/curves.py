@@ -20,7 +20,7 @@ from app.scope.samples import NO_SAMPLE, Percentiles, SampleSet, grouped_quantil
 from app.selection import Selection
 from app.theme import SPACING, Theme, request_color
 from app.widgets import Legend, LegendEntry
-from app.words import seconds_label
+from app.words import NOT_AVAILABLE, seconds_label
 
 CURVE_POINTS = 60
 """Of a curve of percentiles, at most; each sums up the gaps of an equal stretch of time."""
@@ -320,7 +320,9 @@ def _latency_rows(ttft: Percentiles, itl: Percentiles, e2el: Percentiles) -> lis
     return [
         FigureRow(
             name,
-            tuple("n/a" if value is None else seconds_label(value) for value in (found.p50, found.p90, found.p99)),
+            tuple(
+                NOT_AVAILABLE if value is None else seconds_label(value) for value in (found.p50, found.p90, found.p99)
+            ),
             LegendEntry(name, "text" if name == "ITL" else "accent", swatch),
             f"{name}, {_MEANINGS[name]}: {found.count:,} in the window",
         )

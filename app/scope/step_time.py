@@ -25,7 +25,7 @@ from app.scope.steps import PARTS, StepHistory, StepRow
 from app.selection import Selection
 from app.theme import SPACING, Theme
 from app.widgets import LegendEntry
-from app.words import bytes_label, count, percent, seconds_label
+from app.words import NOT_AVAILABLE, bytes_label, count, percent, seconds_label
 from engine.compare_svg import nice_step
 
 SWATCHES = {
@@ -128,7 +128,7 @@ def part_rows(rates: Rates, begin: float, end: float) -> list[FigureRow]:
     rows = []
     for part in PARTS:
         mean, share = rates.ratio(part, "steps", begin, end), rates.ratio(part, "seconds", begin, end)
-        cells = ("n/a" if mean is None else seconds_label(mean), _share(share))
+        cells = (NOT_AVAILABLE if mean is None else seconds_label(mean), _share(share))
         rows.append(FigureRow(part, cells, SWATCHES[part], f"{part}: {_MEANINGS[part]}"))
     return rows
 
@@ -167,7 +167,7 @@ def load_rows(loads: dict[str, ProcessLoad], gpu: GpuLoad | None) -> list[Figure
 
 
 def _share(share: float | None) -> str:
-    return "n/a" if share is None else percent(share)
+    return NOT_AVAILABLE if share is None else percent(share)
 
 
 class StepTimeContent(QWidget):
