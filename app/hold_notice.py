@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from app.chat.notice import NoticeBar
 from app.engine_bridge import EngineBridge
+from app.lab.compare_progress import progress_sentence
 from app.theme import Theme
-from app.words import count
+from app.words import as_sentence, count
 from engine.messages import CompareProgress
 
 
@@ -46,6 +47,4 @@ def comparing_sentence(progress: CompareProgress | None) -> str:
     if progress.run < 0:
         waits = count(max(0, progress.requests - progress.completed), "answer")
         return f"A comparison begins when {waits} that run have ended; what is sent from here on waits for it."
-    seed = "" if progress.seed is None else f", seed {progress.seed}"
-    at = "warming up" if progress.warming_up else f"{progress.completed:,} of {count(progress.requests, 'request')}"
-    return f"{begun} Run {progress.run + 1} of {progress.runs}, {progress.name}{seed}: {at}."
+    return f"{begun} {as_sentence(progress_sentence(progress))}"

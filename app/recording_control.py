@@ -15,11 +15,11 @@ from PySide6.QtGui import QAction, QActionGroup
 from PySide6.QtWidgets import QFileDialog, QMenu, QToolButton, QWidget
 
 from app.engine_bridge import EngineBridge
-from app.run_files import DEFAULT_LIMIT, LIMITS, SUFFIX, RunFiles
+from app.run_files import LIMITS, SUFFIX, RunFiles
 from app.scope.time_travel import TimeTravel
 from app.words import bytes_label
 from engine.environment import module_command, module_environment
-from engine.recording import RecordingError, RunReader
+from engine.recording import DEFAULT_LIMIT_BYTES, RecordingError, RunReader
 
 FILTER = f"Batchscope runs (*{SUFFIX})"
 
@@ -104,7 +104,7 @@ class RecordingControl(QObject):
     def limit(self) -> int:
         """Most bytes of a run file."""
         value = self._settings.value("runs/limit_bytes") if self._settings is not None else None
-        return int(value) if str(value).isdecimal() else DEFAULT_LIMIT
+        return int(value) if str(value).isdecimal() else DEFAULT_LIMIT_BYTES
 
     @property
     def texts(self) -> bool:

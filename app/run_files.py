@@ -8,10 +8,11 @@ from pathlib import Path
 
 import psutil
 
+from engine.recording import DEFAULT_LIMIT_BYTES
+
 SUFFIX = ".batchscope"
-DEFAULT_LIMIT = 256 << 20
-"""Bytes of a run file; beyond it the oldest steps go."""
-LIMITS = (64 << 20, 256 << 20, 1 << 30, 4 << 30)
+LIMITS = (64 << 20, DEFAULT_LIMIT_BYTES, 1 << 30, 4 << 30)
+"""Bytes of a run file that can be chosen; beyond them the oldest steps go."""
 
 
 class RunFiles:
