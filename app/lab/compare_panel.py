@@ -336,6 +336,8 @@ class ComparePanel(Card):
     def _show_faults(self, sentences: list[str]) -> None:
         self.faults.setText("\n".join(sentences))
         self.faults.setVisible(bool(sentences))
+        if sentences:
+            self.column.reveal(self.faults)
 
     # Dropping ----------------------------------------------------------------------------------------------------
 

@@ -184,6 +184,7 @@ class LoadPanel(Card):
             self._show_faults([str(error)])
         else:
             self._show_faults([])
+            self.column.show_from(self.source)
 
     def own_load(self) -> tuple[str, Callable[[int | None], Workload]] | None:
         """The panel's own numbers or file, to be run elsewhere; see :meth:`LoadSource.own_load`."""
@@ -378,6 +379,8 @@ class LoadPanel(Card):
             text += f"\nand {len(sentences) - 5} other reasons"
         self.faults.setText(text)
         self.faults.setVisible(bool(text))
+        if text:
+            self.column.reveal(self.faults)
 
     def result_json(self) -> str:
         """The last run, or search, as strict JSON, keys as in ``bench``; empty before the first."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QApplication, QLabel
+from PySide6.QtWidgets import QApplication, QLabel, QWidget
 
 from app.lab.load_panel import LoadPanel
 from engine.config import ConfigError
@@ -375,3 +376,32 @@ def test_a_load_that_never_ran_waits_for_a_comparison_too(rig: Rig, panel: LoadP
     rig.client.end_comparison(b"{}")
     rig.wait_for(lambda: not rig.bridge.comparing)
     assert panel.start_button.isEnabled() and "comparison" not in panel.notice.text()
+
+
+def test_what_became_of_a_dropped_file_is_seen_wherever_the_panel_was(rig: Rig, panel: LoadPanel, tmp_path) -> None:
+    rig.window.resize(1100, 700)
+    panel.select_scenario("bus-and-metro")
+    panel.start()
+    path = tmp_path / "broken.toml"
+    path.write_text("title = 3")
+
+    def open_from_below(path: Path) -> None:
+        bar = panel.column.verticalScrollBar()
+        bar.setValue(bar.maximum())
+        panel.open_file(path)
+        rig.settle(50)
+
+    def is_seen(widget: QWidget) -> bool:
+        top = widget.mapTo(panel.column.viewport(), widget.rect().topLeft()).y()
+        return widget.isVisible() and 0 <= top < panel.column.viewport().height()
+
+    open_from_below(path)
+    assert "stop it first" in panel.faults.text() and is_seen(panel.faults)
+    panel.stop()
+    run_to_the_end(rig, panel)
+    open_from_below(path)
+    assert "title" in panel.faults.text() and is_seen(panel.faults)
+    good = tmp_path / "good.jsonl"
+    good.write_text('{"prompt_tokens": 20, "output_tokens": 4}\n')
+    open_from_below(good)
+    assert is_seen(panel.source.choice)
