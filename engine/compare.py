@@ -67,7 +67,9 @@ def build_parser() -> argparse.ArgumentParser:
     add_engine_options(parser, discipline=False)
     # The first run must not pay for what every first step of a process pays.
     loads = add_load_options(parser, warm_up=1)
-    loads.add_argument("--seeds", metavar="1,2,3", help="of prompts, arrivals and sampling: a run of each with each")
+    loads.add_argument(
+        "--seeds", metavar="1,2,3", help="of prompts, arrivals and sampling, or 1-3: a run of each with each"
+    )
     result = add_result_options(parser)
     result.add_argument("--html", metavar="FILE", help="write a report that needs no network")
     return parser
@@ -79,6 +81,16 @@ def _variants(args: argparse.Namespace) -> list[Variant]:
         raise ValueError("nothing to compare: give --disciplines a,b,… or --vary KNOB=a,b,…")
     disciplines = parse_disciplines(args.disciplines) if args.disciplines is not None else []
     return product(disciplines, [parse_vary(text) for text in args.vary or ()])
+
+
+def _seeds(text: str | None) -> list[int | None]:
+    """Raises ValueError with what is wrong."""
+    if text is not None and not text.strip():
+        raise ValueError("--seeds is empty; write seeds, e.g. 1,2,3 or 1-3")
+    try:
+        return parse_seeds(text or "")
+    except ValueError as error:
+        raise ValueError(f"--seeds: {error}") from None
 
 
 def plan_of(args: argparse.Namespace, variants: list[Variant], seeds: list[int | None], chosen: Chosen) -> ComparePlan:
@@ -126,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     check_usage(parser, args)
     try:
-        variants, seeds = _variants(args), parse_seeds(args.seeds)
+        variants, seeds = _variants(args), _seeds(args.seeds)
         names = [variant.name for variant in variants]
         if args.baseline is not None and args.baseline not in names:
             raise ValueError(f"--baseline is {args.baseline!r}; it must be one of {', '.join(names)}")

@@ -83,21 +83,25 @@ def parse_vary(text: str) -> tuple[str, list[str]]:
     return knob, found
 
 
-def parse_seeds(text: str | None) -> list[int | None]:
-    """No seeds: one run with the workload's own. Raises ValueError with what is wrong."""
-    if text is None:
-        return [None]
+def parse_seeds(text: str) -> list[int | None]:
+    """``1,2,3`` or ``1-3``; empty: one run with the workload's own. Raises ValueError with what is wrong."""
     seeds: list[int | None] = []
-    for part in text.split(","):
-        if not part.strip().isdecimal():
-            raise ValueError(f"--seeds has {part.strip()!r}; seeds are whole numbers from 0 on, e.g. 1,2,3")
-        seed = int(part)
-        if seed > MAX_SEED:
-            raise ValueError(f"--seeds has {seed}; a seed is {MAX_SEED:,} at most")
-        if seed in seeds:
-            raise ValueError(f"--seeds has {seed} twice")
-        seeds.append(seed)
-    return seeds
+    for part in text.replace(",", " ").split():
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"{part!r} is no seed; seeds are whole numbers from 0 on, e.g. 1,2,3 or 1-3")
+        low, high = int(first), int(last) if dash else int(first)
+        if high > MAX_SEED:
+            raise ValueError(f"the seed {high} is too large; a seed is {MAX_SEED:,} at most")
+        if high < low:
+            raise ValueError(f"the seeds run from {low} to {high}; the first must not be the larger")
+        if high - low >= MAX_RUNS or len(seeds) >= MAX_RUNS:
+            raise ValueError(f"the seeds {part} are more than {MAX_RUNS} runs")
+        seeds += range(low, high + 1)
+    twice = [seed for seed in seeds if seeds.count(seed) > 1]
+    if twice:
+        raise ValueError(f"the seed {twice[0]} is there twice")
+    return seeds or [None]
 
 
 def _values(text: str) -> list[str]:

@@ -18,7 +18,7 @@ from app.lab.load_model import lengths_of, misfits
 from app.words import as_sentence, count, seconds_label
 from engine.config import ORDERS, PREEMPTIONS, ConfigError, EngineConfig
 from engine.messages import ComparePlan, ModelInfo, Variant
-from engine.variants import MAX_RUNS, NEEDS_ITS_OWN_LOAD, baseline_of, product, variant_config
+from engine.variants import MAX_RUNS, NEEDS_ITS_OWN_LOAD, baseline_of, parse_seeds, product, variant_config
 from engine.workload import EngineOptions, ShapeError, Workload, WorkloadError
 
 MAX_REQUESTS = 200_000
@@ -142,7 +142,10 @@ class CompareChoice:
 
     def seed_list(self) -> list[int | None]:
         """Raises :class:`CompareFault`."""
-        seeds = parse_seeds(self.seeds)
+        try:
+            seeds = parse_seeds(self.seeds)
+        except ValueError as error:
+            raise CompareFault(as_sentence(str(error))) from error
         if not self.load.seeded and seeds != [None]:
             raise CompareFault("A recorded workload is as it was: it has no other seeds. Leave the seeds empty.")
         return seeds
@@ -168,25 +171,6 @@ def named_variants(disciplines: Sequence[str], knob: Knob | None, values: Sequen
 def parse_values(text: str) -> tuple[str, ...]:
     """The values in a field: separated by commas, semicolons or spaces."""
     return tuple(text.replace(",", " ").replace(";", " ").split())
-
-
-def parse_seeds(text: str) -> list[int | None]:
-    """``1,2,3`` or ``1-3``; empty: one run with the workload's own. Raises :class:`CompareFault`."""
-    seeds: list[int | None] = []
-    for part in parse_values(text):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise CompareFault(f"The seeds have {part!r}; they are whole numbers from 0 on, e.g. 1, 2, 3 or 1-3.")
-        low, high = int(first), int(last) if dash else int(first)
-        if high - low >= MAX_RUNS or len(seeds) > MAX_RUNS:
-            raise CompareFault(f"The seeds {part} are more than {MAX_RUNS} runs.")
-        if high < low:
-            raise CompareFault(f"The seeds run from {low} to {high}: the first must not be the larger.")
-        seeds += range(low, high + 1)
-    twice = [seed for seed in seeds if seeds.count(seed) > 1]
-    if twice:
-        raise CompareFault(f"The seed {twice[0]} is there twice.")
-    return seeds or [None]
 
 
 # What this engine can do of a plan -----------------------------------------------------------------------------------
