@@ -88,7 +88,7 @@ class MainWindow(ScopeWindow):
         bridge, theme, selection = self.bridge, self.theme, self.selection
         self.chat = ChatWorkspace(bridge, theme, selection, store_path, self)
         self.load_panel = LoadPanel(bridge, theme, selection, self)
-        self.compare_panel = ComparePanel(bridge, theme, selection, self)
+        self.compare_panel = ComparePanel(bridge, theme, self)
         self.compare_panel.workload_source = self.load_panel.own_load
         self.load_panel.source.changed.connect(self.compare_panel.refresh_source)
         self.compare_panel.refresh_source()

@@ -29,9 +29,9 @@ from app.lab.compare_progress import CompareClock, progress_sentence, progress_s
 from app.lab.compare_results import CompareResults
 from app.lab.fields import sentence
 from app.lab.recorded_load import RecordedLoad, RecordedReading
-from app.lab.scroll_column import ScrollColumn
 from app.lab.sides import Sides
 from app.run_files import SUFFIX
+from app.scroll_column import ScrollColumn
 from app.theme import SPACING, Theme
 from app.widgets import Card, button, label
 from app.words import count
@@ -41,7 +41,6 @@ from engine.workload import Scenario, WorkloadError, list_scenarios, load_scenar
 
 if TYPE_CHECKING:
     from app.engine_bridge import EngineBridge
-    from app.selection import Selection
 
 THE_LOAD = "the load panel's"
 """Among the workloads, by their keys."""
@@ -62,7 +61,7 @@ class ComparePanel(Card):
     finished = Signal(dict)
     _recording_read = Signal(object)
 
-    def __init__(self, bridge: EngineBridge, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
+    def __init__(self, bridge: EngineBridge, theme: Theme, parent: QWidget | None = None) -> None:
         self._headline = label("", "muted")
         super().__init__("Compare", self._headline, parent=parent)
         self.clock: Callable[[], float] = time.monotonic

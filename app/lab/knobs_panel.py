@@ -12,9 +12,9 @@ from app.knob_words import MEANINGS, UNSET, meaning, value_text
 from app.lab.before_after import BeforeAfter, before_after
 from app.lab.choice import Choice
 from app.lab.knobs import KNOBS, OFF, ON, Knob, Knobs, field_text, nudged, parse, with_value
-from app.lab.scroll_column import ScrollColumn
 from app.scope.figure_table import FigureRow, FigureTable
 from app.scope.panel import ScopePanel, ScopeSource
+from app.scroll_column import ScrollColumn
 from app.selection import Selection
 from app.theme import SPACING, Theme
 from app.widgets import button, label, set_role

@@ -33,8 +33,8 @@ from app.lab.measure_form import MeasureForm
 from app.lab.rate_view import RateView
 from app.lab.request_table import RequestTable
 from app.lab.result_view import LoadFigures
-from app.lab.scroll_column import ScrollColumn
 from app.run_files import SUFFIX
+from app.scroll_column import ScrollColumn
 from app.theme import SPACING, Theme
 from app.widgets import Card, button, label
 from engine.config import ConfigError, EngineConfig

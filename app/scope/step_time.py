@@ -11,7 +11,6 @@ from PySide6.QtCore import QPoint, QRect, QSize, QTimer
 from PySide6.QtGui import QHideEvent, QPainter, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QBoxLayout, QVBoxLayout, QWidget
 
-from app.lab.scroll_column import ScrollColumn
 from app.scope.age_plot import Mark, MarkedPlot
 from app.scope.bars import BAR, bar_boxes
 from app.scope.changes import KnobChange
@@ -22,6 +21,7 @@ from app.scope.plot import Tick, linear_ticks
 from app.scope.process_load import GpuLoad, GpuReader, ProcessLoad, ProcessLoads
 from app.scope.rates import Rates
 from app.scope.steps import PARTS, StepHistory, StepRow
+from app.scroll_column import ScrollColumn
 from app.selection import Selection
 from app.theme import SPACING, Theme
 from app.widgets import LegendEntry

@@ -16,7 +16,6 @@ from app.engine_bridge import EngineBridge
 from app.frame_pacer import FramePacer
 from app.lab.compare_panel import ComparePanel
 from app.lab.compare_results import KEPT
-from app.selection import Selection
 from app.theme import Theme
 from engine.config import EngineConfig
 from engine.messages import CancelCompare, Compare, ComparePlan, CompareProgress
@@ -34,7 +33,7 @@ class Bench:
         self.qtbot = qtbot
         self.client = ScriptedClient()
         self.bridge = EngineBridge(client=self.client, pacer=FramePacer(cores=64))
-        self.panel = ComparePanel(self.bridge, theme, Selection())
+        self.panel = ComparePanel(self.bridge, theme)
         self.panel.resize(width, 900)
         self.panel.show()
         qtbot.waitExposed(self.panel)
