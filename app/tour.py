@@ -149,6 +149,7 @@ class Tour(QObject):
         self.bar.again_wanted.connect(lambda: self._go(0))
         self.bar.end_wanted.connect(self.end)
         window.bridge.ready.connect(lambda _info: self._start_due())
+        window.bridge.compare_done.connect(lambda _done: self._start_due())
         window.bridge.state_changed.connect(self._engine_changed)
         window.load_panel.finished.connect(self._load_finished)
 
@@ -185,10 +186,10 @@ class Tour(QObject):
         self.bar.hide()
         self._window.load_panel.stop()
         bridge, before = self._window.bridge, self._before
-        if before is not None and before != bridge.config and bridge.state == "ready":
-            if replace(before, scheduler=bridge.config.scheduler) == bridge.config:
+        if before is not None and before != bridge.config:
+            if bridge.state == "ready" and replace(before, scheduler=bridge.config.scheduler) == bridge.config:
                 bridge.reconfigure(before.scheduler)
-            else:
+            elif bridge.state in ("starting", "loading", "ready"):
                 bridge.start(before)
         self.ended.emit()
 
@@ -218,6 +219,9 @@ class Tour(QObject):
         run = window.load_panel.run
         if bridge.state != "ready" or (run is not None and run.active):
             self.bar.state.setText("waits for the engine")
+            return
+        if bridge.comparing:
+            self.bar.state.setText("waits until the comparison is over")
             return
         if bridge.paused:
             bridge.set_paused(False)

@@ -9,7 +9,8 @@ from PySide6.QtCore import QSettings
 
 from app.main_window import MainWindow
 from app.tour import STOPS
-from engine.workload import load_scenario
+from engine.messages import ComparePlan, Variant
+from engine.workload import EngineOptions, Workload, load_scenario
 from tests.app.conftest import Rig
 
 
@@ -98,3 +99,26 @@ def test_it_ends_with_the_engine(touring: Rig) -> None:
     touring.client.die("gone")
     touring.wait_for(lambda: not touring.window.tour.is_running)
     assert touring.window.tour.bar.isHidden()
+
+
+def test_ending_it_while_an_engine_starts_for_a_stop_restores_the_engine_too(touring: Rig) -> None:
+    for _ in range(3):
+        touring.window.tour.bar.next.click()
+        touring.client.step(400)
+        touring.settle(20)
+    touring.wait_for(lambda: touring.bridge.state == "loading" and touring.bridge.config.cache.num_blocks == 32)
+    touring.window.tour.bar.end.click()
+    assert touring.bridge.config.cache.num_blocks is touring.client.loaded[-1].cache.num_blocks is None
+
+
+def test_it_waits_for_a_comparison(rig: Rig) -> None:
+    rig.load()
+    variants = [Variant("vllm", EngineOptions())]
+    rig.bridge.compare(ComparePlan("t", "", EngineOptions(), variants, "vllm", [Workload("w", [])], [None]))
+    rig.wait_for(lambda: rig.bridge.comparing)
+    tour, panel = rig.window.tour, rig.window.load_panel
+    tour.begin()
+    assert "until the comparison is over" in tour.bar.state.text() and panel.run is None
+    rig.client.end_comparison(b"{}")
+    rig.wait_for(lambda: panel.run is not None and panel.run.active)
+    assert tour.bar.state.text() == "running"
