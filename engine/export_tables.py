@@ -7,8 +7,8 @@ step                            number of the step
 begin_s, end_s                  when it ran
 schedule_ms … detokenise_ms     what its parts took
 requests                        rows of the batch
-decode_tokens, prefill_tokens,  tokens computed, by what they are; ``recompute``: a second time, after a preemption
-recompute_tokens
+decode_tokens, prefill_tokens,  tokens computed, by what their row is; ``recompute``: it begins with tokens computed a
+recompute_tokens                second time, after a preemption; what it computes behind them is in it
 draft_tokens, padding_tokens    drafted tokens that were checked; computed only to fill a static batch
 new_tokens                      output tokens that requests got
 token_budget                    most tokens of a step
