@@ -70,7 +70,10 @@ class RunWriter:
             raise RecordingError(
                 f"the limit of a run file is {limit_bytes:,} bytes; it must be at least {MIN_LIMIT_BYTES:,}"
             )
-        self.path = Path(path).resolve()
+        try:
+            self.path = Path(path).resolve()
+        except (OSError, ValueError, RuntimeError) as error:  # a NUL in it, links in a circle
+            raise RecordingError(f"{str(path)!r} cannot be written: {error}") from error
         self.limit_bytes = limit_bytes
         self._texts = header.texts
         self._beginning = PREFIX.pack(MAGIC, FORMAT_VERSION) + pack_frame(

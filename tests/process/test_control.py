@@ -217,8 +217,11 @@ def test_a_run_is_written_step_by_step_and_ends_where_it_is_told(engine: Followe
 
 
 def test_a_run_file_that_cannot_be_written_is_told_and_costs_nothing_else(engine: Follower, tmp_path: Path) -> None:
-    engine.client.send(Record(str(tmp_path / "no" / "such" / "folder.batchscope"), 2**22))
-    assert "folder.batchscope" in engine.wait_for(RecordingFailed).message
+    nowhere, none = str(tmp_path / "no" / "such" / "folder.batchscope"), "no\0path"
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    for path in (nowhere, str(tmp_path), none, str(tmp_path / "circle"), "x" * 300):
+        engine.client.send(Record(path, 2**22))
+        assert repr(path)[1:-1] in engine.wait_for(RecordingFailed).message
     assert engine.wait_finished(ask(engine, greedy(3), prompt="hello")).finish_reason == "length"
 
 
