@@ -6,7 +6,6 @@ import math
 import os
 import time
 
-
 APART_SECONDS = 1.0
 """After so long without a frame, what the process has spent meanwhile was for something else."""
 
