@@ -32,6 +32,8 @@ from engine.run_file import (
 from engine.run_state import RunState
 
 _READ_BYTES = 2**20
+_COLUMNS = ("num_tokens", "num_computed", "kinds", "new_tokens")
+"""Of a step: a value for each of its ``request_ids``."""
 _T = TypeVar("_T")
 
 _segment_decoder = msgspec.msgpack.Decoder(SegmentStart)
@@ -117,7 +119,7 @@ class _Index:
     def records(self, first: int, last: int) -> Iterator[StepRecord | None]:
         """The steps at the places ``first`` … ``last - 1``; None for a damaged one."""
         for payload in self.payloads(self.offsets, first, last):
-            yield None if payload is None else _decoded(_record_decoder, payload)
+            yield None if payload is None else _record(payload)
 
     def keyframe(self, segment: int) -> SegmentStart | None:
         """The state in which a segment begins; None where it is damaged."""
@@ -336,6 +338,18 @@ def _decoded(decoder: msgspec.msgpack.Decoder[_T], payload: bytes) -> _T:
         return decoder.decode(payload)
     except msgspec.DecodeError as error:
         raise RecordingError(f"the run file holds what this program does not understand: {error}") from error
+
+
+def _record(payload: bytes) -> StepRecord:
+    record = _decoded(_record_decoder, payload)
+    rows = len(record.request_ids)
+    for name in _COLUMNS:
+        if len(column := getattr(record, name)) != rows:
+            raise RecordingError(
+                f"the run file holds what this program does not understand: step {record.step:,} has {rows:,} requests "
+                f"and {len(column):,} values of {name}"
+            )
+    return record
 
 
 def _folded(start: SegmentStart, records: list[StepRecord]) -> RunState:

@@ -159,6 +159,20 @@ def test_a_damaged_step_costs_the_steps_up_to_the_next_keyframe(path: Path, wher
     assert reader.state_at(20).step == 20
 
 
+def test_a_step_with_columns_of_different_lengths_is_refused_in_words(path: Path) -> None:
+    core = timed_core()
+    probe = EngineProbe(core)
+    writer = RunWriter(path, RunHeader(), keyframe=core.keyframe())
+    for record in drive(probe, seed=1, requests=4):
+        writer.add(msgspec.structs.replace(record, kinds=[*record.kinds, 0]), core.keyframe)
+    writer.close()
+    reader = RunReader(path)
+    with pytest.raises(RecordingError, match=r"step \d has \d requests and \d values of kinds"):
+        list(reader.replay())
+    with pytest.raises(RecordingError, match="does not understand"):
+        reader.state_at(reader.last_step)
+
+
 def test_a_damaged_keyframe_costs_its_segment_in_jumps_and_nothing_in_order(path: Path) -> None:
     records = record_run(path, timed_core(), requests=12)
     offset, head = next(f for f in frames(path) if f[1].kind == FrameKind.KEYFRAME and f[1].step == 20)
