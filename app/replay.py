@@ -26,9 +26,13 @@ def run_replay(options: argparse.Namespace) -> int:
     from engine.recording import RecordingError, RunReader
 
     try:
-        RunReader(options.run).close()  # what is no run at all is said before a window opens
+        reader = RunReader(options.run)  # what is no run at all is said before a window opens
+        reader.close()
     except (RecordingError, OSError) as error:
         return _fail(str(error), FAILED)
+    first, last, step = reader.first_step, reader.last_step, options.step
+    if step is not None and reader.num_steps and not first <= step <= last:
+        return _fail(f"--step {step:,}: {options.run} has the steps {first:,} to {last:,}", WRONG_USAGE)
     if options.offscreen:
         os.environ["QT_QPA_PLATFORM"] = "offscreen"
     from app.replay_window import show_replay  # only now: Qt takes its platform from the environment

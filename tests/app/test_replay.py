@@ -12,6 +12,7 @@ from PySide6.QtCore import QEvent
 from PySide6.QtGui import QImage
 from PySide6.QtWidgets import QApplication
 
+import app.cli as cli
 from app.replay_window import ReplayWindow
 from app.theme import Theme
 from engine.environment import module_environment
@@ -106,6 +107,12 @@ def test_the_command_says_what_is_wrong(name: str, tmp_path: Path) -> None:
     done = subprocess.run(command, env=module_environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert name in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("step", ["0", "61", "9" * 20])
+def test_a_step_that_the_run_lacks_is_wrong_usage(step: str, run_file: Path, capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["replay", str(run_file), "--offscreen", "--step", step]) == 2
+    assert f"--step {int(step):,}: {run_file} has the steps 1 to 60" in capsys.readouterr().err
 
 
 def test_damage_in_the_middle_is_said_with_what_is_lost(make_window, run_file: Path, tmp_path: Path) -> None:
