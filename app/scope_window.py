@@ -16,7 +16,7 @@ import time
 
 from PySide6.QtCore import QByteArray, QEvent, QObject, QSettings, QSize, Qt, QTimer
 from PySide6.QtGui import QAction, QActionGroup, QKeySequence, QResizeEvent
-from PySide6.QtWidgets import QMainWindow, QMenu, QTabWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QMainWindow, QMenu, QTabWidget, QVBoxLayout, QWidget
 
 from app.chat.notice import NoticeBar
 from app.docks import ARRANGEMENTS, ArrangementName, Dock, arrange, set_sizes
@@ -95,6 +95,7 @@ class ScopeWindow(QMainWindow):
             dock = self.docks[name] = Dock(name, title, content, self.theme, self)
             dock.resized_by_hand.connect(self._layout_is_the_users)
             dock.topLevelChanged.connect(self._dock_floated)
+            dock.toggleViewAction().triggered.connect(lambda on, dock=dock: on and dock.raise_())
             dock.menu_opens.connect(lambda menu, content=content: add_picture_menu(menu, content, self.say))
 
     def build_top(self, *widgets: QWidget) -> None:
@@ -189,6 +190,16 @@ class ScopeWindow(QMainWindow):
     def say_fault(self, message: str) -> None:
         self.say(message, True)
 
+    def focusNextPrevChild(self, forward: bool) -> bool:
+        """The Tab key goes past what lies behind other tabs: to Qt that is visible, though nobody sees it."""
+        passed: list[QWidget] = []
+        while super().focusNextPrevChild(forward):
+            focused = QApplication.focusWidget()
+            if focused is None or focused in passed or not _is_behind(focused):
+                return True
+            passed.append(focused)
+        return False
+
     # Layout ------------------------------------------------------------------------------------------------------
 
     def arrange(self, name: ArrangementName) -> None:
@@ -250,3 +261,12 @@ class ScopeWindow(QMainWindow):
         """While the layout is one of ours every dock keeps its share, however the room for them changes."""
         if self._arranged is not None:
             set_sizes(self, self.docks, ARRANGEMENTS[self._arranged])
+
+
+def _is_behind(widget: QWidget) -> bool:
+    """Whether the widget's dock, or the widget of none, has no place in the window. In a dock that has one it may still
+    be scrolled to."""
+    place: QWidget | None = widget
+    while place is not None and not isinstance(place, Dock):
+        place = place.parentWidget()
+    return (place or widget).visibleRegion().isEmpty()

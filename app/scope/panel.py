@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from PySide6.QtCore import QTimer, Signal
-from PySide6.QtGui import QHideEvent, QShowEvent
+from PySide6.QtGui import QHideEvent, QPaintEvent, QShowEvent
 from PySide6.QtWidgets import QWidget
 
 from app.scope.changes import KnobChanges
@@ -136,6 +136,8 @@ class ScopePanel(Card):
         self.body.addWidget(self.pages)
         self._figures: list[Figure] = []
         self._stale = True
+        self._missed = False
+        """Whether it was stale while it could not be seen."""
         self.refreshed_at = 0.0
         """Clock of the last refresh."""
         self.refresh_cost = 0.0
@@ -168,6 +170,7 @@ class ScopePanel(Card):
         ``postponed``: this frame has cost enough already."""
         self._stale = True
         if not self.is_seen():
+            self._missed = True
             return
         wait = max(0.0, self.refreshed_at + self.refresh_seconds - time.perf_counter())
         is_due = wait <= 0 and not postponed
@@ -177,14 +180,17 @@ class ScopePanel(Card):
             self._due.start(round(1000 * (wait + PAUSE_SECONDS)))
 
     def is_seen(self) -> bool:
-        return self.isVisible() and not self.window().isMinimized()
+        """Behind another tab it is visible as Qt has it, and lies where nothing of it can be seen."""
+        return self.isVisible() and not self.window().isMinimized() and not self.visibleRegion().isEmpty()
 
     def _refresh_if_seen(self) -> None:
         if self._stale and self.is_seen():
             self._refresh_now()
+        else:
+            self._missed = self._stale
 
     def _refresh_now(self) -> None:
-        self._stale = False
+        self._stale = self._missed = False
         self._due.stop()
         self.refreshed_at = time.perf_counter()
         filled = self.has_content()
@@ -211,6 +217,11 @@ class ScopePanel(Card):
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self._refresh_if_seen()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        super().paintEvent(event)
+        if self._missed:  # its tab has come to the front
+            self._due.start(0)
 
     def hideEvent(self, event: QHideEvent) -> None:
         super().hideEvent(event)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from PySide6.QtCore import QEvent, QObject, QPoint, QSettings, Qt
 from PySide6.QtGui import QImage
-from PySide6.QtWidgets import QAbstractButton, QWidget
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QAbstractButton, QApplication, QWidget
 
 from app.engine_bridge import EngineBridge
 from app.main_window import MainWindow
@@ -361,7 +362,7 @@ def test_hidden_panels_do_no_work_and_catch_up(busy: Rig) -> None:
     assert "occupancy" in refreshed and "queue" not in refreshed and "latency" not in refreshed
     before = list(busy.window.panels["queue"].model.rows)
     busy.step(1)
-    window.docks["queue"].show()
+    window.reveal("queue")
     busy.settle()
     assert "queue" in refreshed and busy.window.panels["queue"].model.rows != before
 
@@ -475,3 +476,56 @@ def test_everything_has_a_name_for_a_screen_reader(busy: Rig) -> None:
     for each in busy.window.findChildren(QAbstractButton):
         if each.isVisible():
             assert each.accessibleName() or each.text(), each
+
+
+# Behind other tabs ---------------------------------------------------------------------------------------------------
+
+
+def test_what_lies_behind_another_tab_costs_nothing_and_is_drawn_when_it_comes_to_the_front(rig: Rig) -> None:
+    window = rig.window
+    window.arrange("monitor")
+    rig.load()
+    window.reveal("throughput")
+    rig.settle()
+    behind, refreshed = window.panels["steptime"], []
+    behind.refreshed.connect(lambda: refreshed.append(rig.state.step))
+    rig.add(output=20)
+    for _ in range(5):
+        rig.step(2)
+    rig.settle(400)
+    assert not behind.is_seen() and refreshed == []
+    window.reveal("steptime")
+    rig.wait_for(lambda: refreshed == [10])
+    assert behind.is_seen() and not window.panels["throughput"].is_seen()
+
+
+@pytest.mark.parametrize("arrangement", ["chat", "monitor", "lab"])
+def test_a_panel_that_the_menu_shows_is_in_front(rig: Rig, arrangement: str) -> None:
+    window = rig.window
+    window.arrange(arrangement)
+    rig.settle()
+    for name, dock in window.docks.items():
+        dock.close()
+        dock.toggleViewAction().trigger()
+        rig.settle(20)
+        assert not dock.visibleRegion().isEmpty(), name
+
+
+@pytest.mark.parametrize("key", [Qt.Key.Key_Tab, Qt.Key.Key_Backtab])
+def test_the_tab_key_goes_only_where_one_can_see_it(rig: Rig, key: Qt.Key) -> None:
+    window = rig.window
+    rig.load()
+    for name in ("monitor", "lab"):  # Qt leaves the tab bars of an earlier arrangement, empty
+        window.arrange(name)
+        rig.settle()
+    window.reveal("load", "queue")
+    window.activateWindow()
+    window.setFocus()
+    rig.settle()
+    visited = set()
+    for _ in range(60):
+        QTest.keyClick(QApplication.focusWidget() or window, key)
+        focused = QApplication.focusWidget()
+        assert window.rect().contains(focused.mapTo(window, focused.rect().center())), focused.accessibleName()
+        visited.add(focused.accessibleName())
+    assert {"Model menu", "Start the load"} <= visited
