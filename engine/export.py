@@ -64,6 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (RecordingError, OutputFailure) as error:
         _say(str(error))
         return 1
+    except KeyboardInterrupt:
+        _say("interrupted: nothing is written")
+        return 1
     for sentence in _shortcomings(reader, missing):
         _say(sentence)
     return 0

@@ -357,6 +357,19 @@ def test_of_several_outputs_the_one_that_cannot_be_written_is_named(
     assert not targets["--perfetto"].exists() and list(targets["--csv"].iterdir()) == []
 
 
+def test_an_interrupted_export_leaves_what_was_there(path: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+    def interrupt(self: object) -> None:
+        raise KeyboardInterrupt
+
+    record_run(path, timed_core(), requests=3)
+    trace, folder = tmp_path / "trace.json", tmp_path / "tables"
+    trace.write_text("old")
+    monkeypatch.setattr(export_tables.TableExport, "finish", interrupt)
+    assert main([str(path), "--perfetto", str(trace), "--csv", str(folder)]) == 1
+    assert capsys.readouterr().err == "batchscope export: interrupted: nothing is written\n"
+    assert trace.read_text() == "old" and list(folder.iterdir()) == []
+
+
 def test_a_run_without_a_step_is_an_empty_trace(path: Path, tmp_path: Path) -> None:
     RunWriter(path, RunHeader(config=EngineConfig(), workload="nothing")).close()
     found = exported(path, tmp_path)
