@@ -62,10 +62,12 @@ class MainWindow(ScopeWindow):
         settings: QSettings | None = None,
         state_folder: Path | None = None,
         runs_folder: Path | None = None,
+        recordings_folder: Path | None = None,
         parent: QWidget | None = None,
     ) -> None:
         """settings: geometry, layout and what recordings keep, None: not kept. state_folder: see :class:`LaunchGuard`.
-        runs_folder: where runs are kept for looking back; None: they are not."""
+        runs_folder: where runs are kept for looking back; None: they are not. recordings_folder: see
+        :class:`RecordingControl`."""
         self.bridge = bridge
         self.history = RunHistory()
         super().__init__(ScopeSource(bridge.run_state, self.history), theme, settings=settings, parent=parent)
@@ -77,9 +79,10 @@ class MainWindow(ScopeWindow):
         bridge.add_fold(self.history)
         self._build_contents(store_path)
         self._build_top()
-        self._build_time(runs_folder)
+        self._build_time(runs_folder, recordings_folder)
         self._connect_engine()
         self.restore_layout()
+        self.recording.tell_kept()
         self.chat.composer.setFocus()
 
     # Building ----------------------------------------------------------------------------------------------------
@@ -126,9 +129,9 @@ class MainWindow(ScopeWindow):
         self.action("New chat", "Ctrl+N", self._new_chat)
         self.action("Search chats", "Ctrl+K", self._search_chats)
 
-    def _build_time(self, runs_folder: Path | None) -> None:
+    def _build_time(self, runs_folder: Path | None, recordings_folder: Path | None) -> None:
         bridge, bar = self.bridge, self.time_bar
-        self.recording = RecordingControl(bridge, self.travel, runs_folder, self.settings, self)
+        self.recording = RecordingControl(bridge, self.travel, runs_folder, self.settings, self, recordings_folder)
         self.recording.said.connect(self.say)
         self.recording.cut_off.connect(lambda words, save: self.notice.say(words, action=("Save…", save)))
         self.recording.fork_wanted.connect(self._run_again)

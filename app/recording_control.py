@@ -21,6 +21,7 @@ from app.words import bytes_label
 from engine.environment import module_command, module_environment
 from engine.recording import DEFAULT_LIMIT_BYTES, RecordingError, RunReader
 
+KEPT = "runs/kept"
 FILTER = f"Batchscope runs (*{SUFFIX})"
 
 
@@ -55,12 +56,21 @@ class RecordingControl(QObject):
     _copied = Signal(str, str)
 
     def __init__(
-        self, bridge: EngineBridge, travel: TimeTravel, folder: Path | None, settings: QSettings | None, parent: QWidget
+        self,
+        bridge: EngineBridge,
+        travel: TimeTravel,
+        folder: Path | None,
+        settings: QSettings | None,
+        parent: QWidget,
+        recordings_folder: Path | None = None,
     ) -> None:
+        """folder: of run files, in the user's cache; None: none are written. recordings_folder: where a recording goes
+        that the window's end cuts off; None: it is lost."""
         super().__init__(parent)
         self._bridge = bridge
         self._travel = travel
         self._files = RunFiles(folder)
+        self._recordings_folder = recordings_folder
         self._settings = settings
         self._parent = parent
         self._pool = QThreadPool(self)
@@ -96,9 +106,32 @@ class RecordingControl(QObject):
             self.cut_off.emit(words, lambda: self._ask_and_copy(path, first_step))
 
     def close(self) -> None:
+        """The window closes; the engine has ended."""
         self._pool.waitForDone()
+        self._keep_what_is_recorded()
         self._travel.close()
         self._files.close()
+
+    def _keep_what_is_recorded(self) -> None:
+        source, folder = self._travel.path, self._recordings_folder
+        if self.marked is None or source is None or folder is None:
+            return
+        target = folder / f"{datetime.datetime.now():%Y-%m-%d %H.%M.%S}{SUFFIX}"
+        faults: list[str] = []
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _Copy(source, target, self.marked, faults.append).run()
+        except OSError as error:
+            faults.append(str(error))
+        if not any(faults) and self._settings is not None:
+            self._settings.setValue(KEPT, str(target))
+
+    def tell_kept(self) -> None:
+        """Where the recording is that the end of the last window cut off."""
+        kept = self._settings.value(KEPT) if self._settings is not None else None
+        if kept and self._settings is not None:
+            self._settings.remove(KEPT)
+            self.said.emit(f"The recording that was made when the window closed is {kept}.", False)
 
     @property
     def limit(self) -> int:

@@ -36,6 +36,7 @@ def run_window(config: EngineConfig, *, chosen: bool) -> int:
         settings=settings,
         state_folder=_folder("state"),
         runs_folder=_folder("cache") / "runs",
+        recordings_folder=_folder("data") / "recordings",
     )
     window.show()
     # After the first picture, so that it is there at once.
@@ -64,6 +65,7 @@ def _folder(kind: str) -> Path:
     find = {
         "cache": platformdirs.user_cache_dir,
         "config": platformdirs.user_config_dir,
+        "data": platformdirs.user_data_dir,
         "state": platformdirs.user_state_dir,
     }[kind]
     return Path(find("batchscope", appauthor=False))

@@ -279,6 +279,8 @@ def run_comparison(floor: Floor, plan: ComparePlan) -> CompareDone:
     interrupted = audience.stopped
     if interrupted:
         fault = f"Cancelled; {len(made.runs)} of {made.num_runs} runs are complete"
+    if not made.num_runs:
+        fault = "The comparison names no variant, or no workload: there was nothing to run"
     told = [*made.faults(), *([fault] if fault else [])]
     encoded = encode(made.result(interrupted=interrupted)) if made.runs else b""
     return CompareDone(encoded, " ".join(f"{sentence.rstrip('.')}." for sentence in told))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QSettings, Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QFileDialog
 
+from app.recording_control import RecordingControl
 from app.words import seconds_label
 from engine.messages import ComparePlan, StepOnce, Variant
 from engine.recording import RunReader
@@ -143,6 +145,28 @@ def test_a_recording_is_saved_from_where_it_began(busy: Rig, tmp_path) -> None:
 def test_a_copy_that_fails_says_why(busy: Rig, tmp_path) -> None:
     busy.window.recording.save_to(tmp_path / "no" / "folder" / "x.batchscope")
     busy.wait_for(lambda: "could not be saved" in busy.window.notice.text)
+
+
+def test_a_recording_is_kept_where_the_window_closes_on_it(make_rig, tmp_path: Path) -> None:
+    rig = make_rig(num_blocks=16)
+    settings = QSettings(str(tmp_path / "w.ini"), QSettings.Format.IniFormat)
+    recording = RecordingControl(
+        rig.bridge, rig.window.travel, None, settings, rig.window, recordings_folder=tmp_path / "kept"
+    )
+    rig.load()
+    rig.add(prompt=40, output=30)
+    rig.step(5)
+    recording.marked = 2
+    recording._keep_what_is_recorded()
+    [kept] = (tmp_path / "kept").iterdir()
+    reader = RunReader(kept)
+    assert reader.last_step == 5
+    reader.close()
+    said: list[str] = []
+    recording.said.connect(lambda words, _fault: said.append(words))
+    recording.tell_kept()
+    recording.tell_kept()
+    assert len(said) == 1 and str(kept) in said[0]
 
 
 def test_closing_leaves_no_run_file(busy: Rig) -> None:
