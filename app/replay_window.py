@@ -67,6 +67,9 @@ class ReplayWindow(ScopeWindow):
         self.build_docks({})
         self._build_top()
         bar = self.time_bar
+        bar.live_button.setText("End")
+        bar.live_button.setAccessibleName("To the last step of the recording")
+        bar.live_button.setToolTip("To the last step of the recording (Alt+End)")
         bar.pause_wanted.connect(self.pause)
         bar.step_wanted.connect(lambda: self.travel.move(1))
         self.action("Play or pause", "F8", lambda: self.pause(self._playing.isActive()))

@@ -126,7 +126,8 @@ class QueuePanel(ScopePanel):
         return self.source.state.scheduler or self.source.scheduler
 
     def _counts(self, queue: Queue) -> str:
-        when = "" if self.source.live else "when the engine ended: "
+        shown = self.source.live or self.source.moment is not None
+        when = "" if shown else "when the engine ended: "
         swapped = f" ({queue.swapped:,} swapped)" if queue.swapped else ""
         part = f", the first {MOST_LISTED:,} listed" if len(queue.rows) < queue.running + queue.waiting else ""
         return f"{when}{queue.running:,} running · {queue.waiting:,} waiting{swapped}{part}"
