@@ -9,7 +9,6 @@ import numpy as np
 from PySide6.QtCore import QPoint, QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import (
     QColor,
-    QFocusEvent,
     QImage,
     QKeyEvent,
     QMouseEvent,
@@ -230,14 +229,6 @@ class BlockMapView(TellingWidget):
             self._select(self.block_of(self._cursor))
         else:
             super().keyPressEvent(event)
-
-    def focusInEvent(self, event: QFocusEvent) -> None:
-        super().focusInEvent(event)
-        self.update()
-
-    def focusOutEvent(self, event: QFocusEvent) -> None:
-        super().focusOutEvent(event)
-        self.update()
 
     def tip_at(self, position: QPoint) -> str:
         block = self.block_at(position)
