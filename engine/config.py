@@ -161,6 +161,8 @@ class EngineConfig:
     """CPU threads of the backend; None: the physical cores."""
     max_model_len: int | None = None
     """Longest context of a request, prompt and answer, in tokens; None: what the model was made for."""
+    memory_limit: int | None = None
+    """Most bytes that weights and KV blocks may take on the device; None: what is free at the load, less a margin."""
     seed: int = 0
     """Seeds those requests that bring no seed of their own."""
     cache: CacheConfig = field(default_factory=CacheConfig)
@@ -173,3 +175,5 @@ class EngineConfig:
         _require(self.threads is None or 1 <= self.threads <= 1024, f"threads is {self.threads}; it must be 1 to 1,024")
         length = self.max_model_len
         _require(length is None or length >= 2, f"max_model_len is {length}; it must be at least 2")
+        limit = self.memory_limit
+        _require(limit is None or limit >= 1, f"memory_limit is {limit}; it must be at least 1 byte")

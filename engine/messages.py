@@ -16,7 +16,7 @@ from engine.events import Keyframe, StepRecord
 from engine.request import SamplingParams
 from engine.workload import EngineOptions, Workload
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_FRAME_RECORDS = 512
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
@@ -74,6 +74,11 @@ class AddRequest(Command, frozen=True):
     params: SamplingParams
     messages: list[ChatMessage] | None = None
     """A conversation, put through the model's chat template."""
+    continues: bool = False
+    """Of ``messages``: the last is the assistant's and not finished; the model goes on where it ends."""
+    drop_oldest: bool = False
+    """Of ``messages``: where they do not fit, the oldest are left out, as :class:`ContextCut` tells; else such a request
+    is refused."""
     prompt: str | None = None
     prompt_token_ids: list[int] | None = None
     prompt_tokens: int | None = None
@@ -106,6 +111,10 @@ class CountTokens(Command, frozen=True):
 
     query_id: int
     messages: list[ChatMessage]
+    continues: bool = False
+    """As in :class:`AddRequest`."""
+    max_tokens: int | None = None
+    """What the answer would ask for; None: what a chat asks for where its user set no limit."""
 
 
 class Reconfigure(Command, frozen=True):
@@ -218,9 +227,12 @@ class ModelInfo(msgspec.Struct, frozen=True):
     max_num_seqs: int
     token_budget: int
     has_chat_template: bool
+    """Else conversations are written in a plain format, which :mod:`engine.text` states."""
     load_seconds: float
     num_host_blocks: int = 0
     """Room for the blocks of swapped requests in host memory."""
+    has_system_role: bool = True
+    """Whether the chat template takes system messages; else they are put before the first user message."""
 
 
 class Ready(Reply, frozen=True):
@@ -275,7 +287,23 @@ class Frame(Reply, frozen=True):
 class TokenCount(Reply, frozen=True):
     query_id: int
     tokens: int
+    """Of all messages, none left out."""
     error: str = ""
+    """Why the template, or the tokenizer, refuses the conversation."""
+    dropped_messages: int = 0
+    """How many of the oldest messages, the system prompt not counted, would be left out to make it fit."""
+    kept_tokens: int = 0
+    """Of the messages that would be left."""
+
+
+class ContextCut(Reply, frozen=True):
+    """A conversation did not fit into the model's context, and its oldest messages were left out, as it allowed."""
+
+    request_id: int
+    dropped_messages: int
+    """The system prompt, which stays, not counted."""
+    prompt_tokens: int
+    """Of what is left."""
 
 
 class ConfigRefused(Reply, frozen=True):
@@ -334,6 +362,7 @@ AnyReply = (
     | Output
     | Frame
     | TokenCount
+    | ContextCut
     | ConfigRefused
     | Paced
     | RecordingFailed
