@@ -1,12 +1,12 @@
 """Texts in the user's language: every sentence that the window shows goes through :func:`tr` or :func:`ntr`.
 
-The catalogues are gettext's: ``assets/translations/LANGUAGE/LC_MESSAGES/batchscope.mo``; a text that a catalogue lacks, and
-a language that has none, is English. Names in braces are filled in after the translation, which may move them::
+The catalogues are gettext's: ``assets/translations/LANGUAGE/LC_MESSAGES/batchscope.mo``; a text that a catalogue lacks,
+and a language that has none, is English. Names in braces are filled in after the translation, which may move them::
 
     tr("Deleted “{title}”.", title=conversation.title)
     ntr("{count:,} message", "{count:,} messages", 3)
 
-``pybabel extract -k tr -k ntr:1,2 -o batchscope.pot app`` collects them; so the text is always written out in the call.
+``pybabel extract -k tr -k mark -k ntr:1,2 -o batchscope.pot app`` collects them; so the text is always written out in the call.
 """
 
 from __future__ import annotations
