@@ -6,7 +6,8 @@ and a language that has none, is English. Names in braces are filled in after th
     tr("Deleted “{title}”.", title=conversation.title)
     ntr("{count:,} message", "{count:,} messages", 3)
 
-``pybabel extract -k tr -k mark -k ntr:1,2 -o batchscope.pot app`` collects them; so the text is always written out in the call.
+``pybabel extract -k tr -k mark -k ntr:1,2 -o batchscope.pot app`` collects them, so a text is always
+written out in its call.
 """
 
 from __future__ import annotations

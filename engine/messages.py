@@ -77,8 +77,8 @@ class AddRequest(Command, frozen=True):
     continues: bool = False
     """Of ``messages``: the last is the assistant's and not finished; the model goes on where it ends."""
     drop_oldest: bool = False
-    """Of ``messages``: where they do not fit, the oldest are left out, as :class:`ContextCut` tells; else the request is
-    refused."""
+    """Of ``messages``: where they do not fit, the oldest are left out, as :class:`ContextCut` tells; else the
+    request is refused."""
     prompt: str | None = None
     prompt_token_ids: list[int] | None = None
     prompt_tokens: int | None = None
