@@ -7,53 +7,27 @@ means; both are Transformers 5's. Everything else is refused by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from engine.models.errors import ModelLoadError
-from engine.models.rope import positive_number, rotary_parameters
+from engine.models.families import (
+    COMMON_DEFAULTS,
+    NATIVE,
+    Family,
+    count,
+    damaged,
+    head_dim,
+    num_kv_heads,
+    positive_number,
+    refuse_unsupported_features,
+    runner_of,
+)
+from engine.models.rope import rotary_parameters
 from kernels.spec import DecoderSpec
 
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    model_type: str
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Values of keys that ``config.json`` lacks, where they differ from the common ones."""
-    qkv_bias: bool | None = None
-    """None: as ``attention_bias`` says, and then the output projection has one too."""
-    mlp_bias: bool = False
-    """Whether ``mlp_bias`` means anything here."""
-    qk_norm: bool = False
-
-
-_COMMON_DEFAULTS: dict[str, Any] = {
-    "rms_norm_eps": 1e-6,
-    "hidden_act": "silu",
-    "max_position_embeddings": 32_768,
-    "tie_word_embeddings": False,
-    "rope_theta_default": 10_000.0,
-    "sliding_window": 4096,
-    "max_window_layers": 28,
-}
-
-_FAMILIES: dict[str, _Family] = {
-    "LlamaForCausalLM": _Family("llama", {"max_position_embeddings": 2048}, mlp_bias=True),
-    "MistralForCausalLM": _Family(
-        "mistral", {"max_position_embeddings": 131_072, "num_key_value_heads": 8}, qkv_bias=False
-    ),
-    "Qwen2ForCausalLM": _Family("qwen2", {"num_key_value_heads": 32}, qkv_bias=True),
-    "Qwen3ForCausalLM": _Family("qwen3", {"num_key_value_heads": 32, "head_dim": 128}, qk_norm=True),
-    "SmolLM3ForCausalLM": _Family(
-        "smollm3",
-        {"num_key_value_heads": 4, "sliding_window": None, "tie_word_embeddings": True, "rope_theta_default": 2e6},
-        mlp_bias=True,
-    ),
-}
-
-SUPPORTED_ARCHITECTURES: tuple[str, ...] = tuple(_FAMILIES)
+SUPPORTED_ARCHITECTURES: tuple[str, ...] = tuple(NATIVE)
 
 
 def spec_from_config(config: Mapping[str, Any], dtype: torch.dtype) -> DecoderSpec:
@@ -62,29 +36,27 @@ def spec_from_config(config: Mapping[str, Any], dtype: torch.dtype) -> DecoderSp
     Raises :class:`ModelLoadError`: ``unsupported`` names the architecture or the feature, ``damaged`` the missing or
     impossible number.
     """
-    architecture, family = _family_of(config)
-    values = {**_COMMON_DEFAULTS, **family.defaults, **config}
-    _refuse_unsupported_features(architecture, values)
-    hidden_size, num_layers = _count(values, "hidden_size"), _count(values, "num_hidden_layers")
-    num_heads = _count(values, "num_attention_heads")
-    num_kv_heads = num_heads if values.get("num_key_value_heads") is None else _count(values, "num_key_value_heads")
-    if num_heads % num_kv_heads:
-        raise _damaged(
-            f"num_attention_heads is {num_heads}; it must be a multiple of num_key_value_heads, {num_kv_heads}"
-        )
-    head_dim = _head_dim(values, hidden_size, num_heads)
-    rotary = rotary_parameters(values, head_dim, values["rope_theta_default"])
+    architecture, runner = runner_of(config)
+    if runner != "native":
+        raise ModelLoadError(f"The architecture {architecture} has no native decoder.", "unsupported")
+    family = NATIVE[architecture]
+    values = {**COMMON_DEFAULTS, **family.defaults, **config}
+    refuse_unsupported_features(architecture, values)
+    hidden_size, num_layers = count(values, "hidden_size"), count(values, "num_hidden_layers")
+    num_heads, kv_heads = count(values, "num_attention_heads"), num_kv_heads(values)
+    head_size = head_dim(values, hidden_size, num_heads)
+    rotary = rotary_parameters(values, head_size, values["rope_theta_default"])
     rope_layers = _rope_layers(family, values, num_layers)
     attention_bias = bool(values.get("attention_bias")) if family.qkv_bias is None else family.qkv_bias
     return DecoderSpec(
         architecture=architecture,
-        vocab_size=_count(values, "vocab_size"),
+        vocab_size=count(values, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_count(values, "intermediate_size"),
+        intermediate_size=count(values, "intermediate_size"),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        num_kv_heads=kv_heads,
+        head_dim=head_size,
         rms_norm_eps=float(positive_number(values, "rms_norm_eps")),
         max_position=rotary.max_position,
         dtype=dtype,
@@ -131,53 +103,7 @@ def expected_tensors(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     return tensors
 
 
-def _family_of(config: Mapping[str, Any]) -> tuple[str, _Family]:
-    listed = config.get("architectures") or ()
-    named = [listed] if isinstance(listed, str) else [str(name) for name in listed]
-    for name in named:
-        if name in _FAMILIES:
-            return name, _FAMILIES[name]
-    model_type = config.get("model_type")
-    if not named:
-        for name, family in _FAMILIES.items():
-            if family.model_type == model_type:
-                return name, family
-    shown = ", ".join(named) or model_type
-    if not shown:
-        raise _damaged("it names no architecture (neither architectures nor model_type)")
-    raise ModelLoadError(
-        f"The architecture {shown} is not supported. Batchscope runs {', '.join(_FAMILIES)}.", "unsupported"
-    )
-
-
-def _refuse_unsupported_features(architecture: str, values: Mapping[str, Any]) -> None:
-    if values["hidden_act"] not in ("silu", "swish"):
-        raise ModelLoadError(
-            f"{architecture} with the activation {values['hidden_act']!r} is not supported; only silu is.",
-            "unsupported",
-        )
-    quantisation = values.get("quantization_config")
-    if quantisation:
-        method = quantisation.get("quant_method", "an unnamed method") if isinstance(quantisation, Mapping) else "?"
-        raise ModelLoadError(
-            f"This checkpoint is quantised ({method}), which is not supported; take the float16 or bfloat16 one.",
-            "unsupported",
-        )
-
-
-def _head_dim(values: Mapping[str, Any], hidden_size: int, num_heads: int) -> int:
-    if values.get("head_dim") is None:
-        if hidden_size % num_heads:
-            raise _damaged(f"hidden_size is {hidden_size}; it must be a multiple of num_attention_heads, {num_heads}")
-        head_dim = hidden_size // num_heads
-    else:
-        head_dim = _count(values, "head_dim")
-    if head_dim % 2:
-        raise _damaged(f"the heads have {head_dim} dimensions; rotary positions need an even number")
-    return head_dim
-
-
-def _rope_layers(family: _Family, values: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
+def _rope_layers(family: Family, values: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
     if family.model_type != "smollm3":
         return (True,) * num_layers
     given = values.get("no_rope_layers")
@@ -185,11 +111,11 @@ def _rope_layers(family: _Family, values: Mapping[str, Any], num_layers: int) ->
         interval = values.get("no_rope_layer_interval", 4)
         return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
     if len(given) < num_layers:
-        raise _damaged(f"no_rope_layers has {len(given)} entries for {num_layers} layers")
+        raise damaged(f"no_rope_layers has {len(given)} entries for {num_layers} layers")
     return tuple(bool(uses) for uses in given[:num_layers])
 
 
-def _windows(family: _Family, values: Mapping[str, Any], rope_layers: tuple[bool, ...]) -> tuple[int | None, ...]:
+def _windows(family: Family, values: Mapping[str, Any], rope_layers: tuple[bool, ...]) -> tuple[int | None, ...]:
     """The sliding window of each layer; empty where no layer has one."""
     num_layers = len(rope_layers)
     if family.model_type == "llama":
@@ -199,18 +125,18 @@ def _windows(family: _Family, values: Mapping[str, Any], rope_layers: tuple[bool
         size = None
     sliding = _sliding_layers(family, values, rope_layers)
     if len(sliding) != num_layers:
-        raise _damaged(f"layer_types has {len(sliding)} entries for {num_layers} layers")
+        raise damaged(f"layer_types has {len(sliding)} entries for {num_layers} layers")
     if size is None:
         if values.get("layer_types") is not None and any(sliding):
-            raise _damaged("layer_types asks for sliding_attention, but there is no sliding_window in use")
+            raise damaged("layer_types asks for sliding_attention, but there is no sliding_window in use")
         return ()
     if not any(sliding):
         return ()
-    window = _count(values, "sliding_window")
+    window = count(values, "sliding_window")
     return tuple(window if slides else None for slides in sliding)
 
 
-def _sliding_layers(family: _Family, values: Mapping[str, Any], rope_layers: tuple[bool, ...]) -> list[bool]:
+def _sliding_layers(family: Family, values: Mapping[str, Any], rope_layers: tuple[bool, ...]) -> list[bool]:
     layer_types = values.get("layer_types")
     if layer_types is not None:
         for name in layer_types:
@@ -224,14 +150,3 @@ def _sliding_layers(family: _Family, values: Mapping[str, Any], rope_layers: tup
     if family.model_type == "smollm3":
         return [not uses_rope for uses_rope in rope_layers]
     return [layer >= values["max_window_layers"] for layer in range(len(rope_layers))]
-
-
-def _count(values: Mapping[str, Any], name: str) -> int:
-    value = values.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _damaged(f"{name} is {value!r}; it must be a whole number above 0")
-    return value
-
-
-def _damaged(what: str) -> ModelLoadError:
-    return ModelLoadError(f"config.json: {what}.", "damaged")

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from engine.models.errors import ModelLoadError
-
-SCALED_TYPES = ("linear", "dynamic", "llama3", "yarn")
+from engine.models.families import longest_context, positive_number, rotary_section, yarn_stretch
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ def rotary_parameters(config: Mapping[str, Any], head_dim: int, default_theta: f
     Raises :class:`ModelLoadError`, ``unsupported`` for a scaling this program does not know (named), ``damaged`` where
     a number that the scaling needs is missing or impossible.
     """
-    parameters = _collect(config, default_theta)
+    parameters = rotary_section(config, default_theta)
     rope_type = parameters["rope_type"]
     max_position = int(positive_number(config, "max_position_embeddings"))
     base = positive_number(parameters, "rope_theta")
@@ -47,49 +46,7 @@ def rotary_parameters(config: Mapping[str, Any], head_dim: int, default_theta: f
         return RotaryParameters(1.0 / frequencies / positive_number(parameters, "factor"), 1.0, max_position)
     if rope_type == "llama3":
         return RotaryParameters(_llama3(1.0 / frequencies, parameters), 1.0, max_position)
-    if rope_type == "yarn":
-        return _yarn(frequencies, base, parameters, max_position)
-    raise ModelLoadError(
-        f"This model's rotary positions are scaled by {rope_type!r}, which Batchscope does not know; it knows default, "
-        f"{', '.join(SCALED_TYPES)}.",
-        "unsupported",
-    )
-
-
-def _collect(config: Mapping[str, Any], default_theta: float) -> dict[str, Any]:
-    """One flat dict with ``rope_type`` and ``rope_theta``, whichever form the configuration has them in."""
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(scaling, Mapping):
-        raise ModelLoadError(f"config.json: rope_scaling is {scaling!r}; it must be an object.", "damaged")
-    if any(isinstance(value, Mapping) for value in scaling.values()):
-        raise ModelLoadError(
-            "This model has other rotary positions in some layers than in others (rope_parameters by layer type), "
-            "which Batchscope does not support.",
-            "unsupported",
-        )
-    parameters = dict(scaling)
-    parameters["rope_type"] = parameters.get("rope_type") or parameters.get("type") or "default"
-    if parameters.get("rope_theta") is None:
-        parameters["rope_theta"] = config.get("rope_theta") or default_theta
-    partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
-        raise ModelLoadError(
-            f"This model rotates only a part of each head (partial_rotary_factor {partial}), which its family does not "
-            "define; Batchscope does not guess.",
-            "unsupported",
-        )
-    if parameters["rope_type"] in ("llama3", "yarn"):
-        original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
-        parameters["original_max_position_embeddings"] = original or config.get("max_position_embeddings")
-    return parameters
-
-
-def positive_number(parameters: Mapping[str, Any], name: str) -> float:
-    """A number of ``config.json``. Raises :class:`ModelLoadError`, ``damaged``, with its name where it is none."""
-    value = parameters.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise ModelLoadError(f"config.json: {name} is {value!r}; it must be a number above 0.", "damaged")
-    return value
+    return _yarn(frequencies, base, parameters, max_position)
 
 
 def _llama3(inv_freq: torch.Tensor, parameters: Mapping[str, Any]) -> torch.Tensor:
@@ -111,8 +68,7 @@ def _llama3(inv_freq: torch.Tensor, parameters: Mapping[str, Any]) -> torch.Tens
 
 def _yarn(frequencies: torch.Tensor, base: float, parameters: Mapping[str, Any], max_position: int) -> RotaryParameters:
     """YaRN (arXiv 2309.00071): a ramp between kept and stretched frequencies, and a factor on cos and sin."""
-    original = positive_number(parameters, "original_max_position_embeddings")
-    factor = positive_number(parameters, "factor") if parameters.get("factor") is not None else max_position / original
+    original, factor = yarn_stretch(parameters, max_position)
     half = frequencies.shape[0]
     low, high = (
         2 * half * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
@@ -126,7 +82,11 @@ def _yarn(frequencies: torch.Tensor, base: float, parameters: Mapping[str, Any],
     ramp = ((torch.arange(half, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     kept = 1 - ramp
     inv_freq = (1.0 / (factor * frequencies)) * (1 - kept) + (1.0 / frequencies) * kept
-    return RotaryParameters(inv_freq, _yarn_attention(factor, parameters), max(max_position, int(original * factor)))
+    return RotaryParameters(
+        inv_freq,
+        _yarn_attention(factor, parameters),
+        longest_context(max_position, parameters),
+    )
 
 
 def _yarn_attention(factor: float, parameters: Mapping[str, Any]) -> float:
