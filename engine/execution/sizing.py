@@ -12,6 +12,7 @@ import torch
 from engine.config import EngineConfig
 from engine.models.architecture import expected_tensors
 from engine.models.errors import ModelLoadError
+from engine.models.footprint import WORKING_BYTES, weight_bytes, working_bytes
 from kernels.backend import Backend
 from kernels.spec import DecoderSpec, StepBatch
 
@@ -23,8 +24,6 @@ GPU_POOL_SHARE = 0.9
 HOST_SHARE = 0.5
 """Of the host memory that is left beside weights, pool and working memory, at most this share goes to swapped blocks
 unless their number is given."""
-WORKING_BYTES = 192 * 2**20
-"""Activations and the libraries' own."""
 STEP_TARGET_SECONDS = 0.13
 """A step of this length on an empty context stays under 150 ms with one."""
 SMALLEST_BUDGET = 64
@@ -164,22 +163,13 @@ def _num_host_blocks(asked: int | None, num_blocks: int, room: int, block_bytes:
 
 
 def _weight_bytes(spec: DecoderSpec) -> int:
-    """Of the model as a backend keeps it: int8 comes with a float32 scale per row of a matrix."""
-    kept = spec.weight_dtype or spec.dtype
-    scale_bytes = torch.float32.itemsize if kept == torch.int8 else 0
-    total = 0
-    for shape in expected_tensors(spec).values():
-        is_matrix = len(shape) == 2
-        total += math.prod(shape) * (kept if is_matrix else spec.dtype).itemsize
-        total += shape[0] * scale_bytes if is_matrix else 0
-    return total
+    """Of the model as a backend keeps it."""
+    return weight_bytes(expected_tensors(spec).values(), type_name(spec), spec.dtype.itemsize)
 
 
 def _working_bytes(specs: Sequence[DecoderSpec]) -> int:
-    """Beside weights and blocks: one layer's gate and up in float32, joined and in parts, while they are packed, one
-    model after the other."""
-    packing = max(2 * 2 * spec.intermediate_size * spec.hidden_size * torch.float32.itemsize for spec in specs)
-    return WORKING_BYTES + packing
+    """Of several models the most: they are packed one after the other."""
+    return max(working_bytes(spec.hidden_size, spec.intermediate_size) for spec in specs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,6 @@ import platformdirs
 
 from engine.models.digest import remember_digest
 from engine.models.errors import ModelLoadError
-from engine.models.gguf_import import import_gguf
 from engine.models.shards import find_shards
 
 Progress = Callable[[str, int, int], None]
@@ -95,6 +94,8 @@ def _only_one(path: Path, progress: Progress) -> Iterator[None]:
 
 
 def _fetch(folder: Path, progress: Progress, cache_dir: Path | None) -> None:
+    from engine.models.gguf_import import import_gguf  # heavy: who only looks where the model lies does not need it
+
     for left_over in folder.parent.glob(f"{_WORKING_PREFIX}*/"):
         shutil.rmtree(left_over, ignore_errors=True)
     free = shutil.disk_usage(folder.parent).free
