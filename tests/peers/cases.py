@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.load_shapes import synthetic_prompt
-from engine.models.starter import GGUF_IN_WHEEL, Progress, fetch_gguf, starter_folder
+from engine.model_catalog import starter_folder
+from engine.models.starter import GGUF_IN_WHEEL, Progress, fetch_gguf
 from engine.text.codec import TextCodec
 from engine.workload import WorkloadError, load_workload, request_seed
 
