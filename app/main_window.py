@@ -27,9 +27,11 @@ from app.notices import DeathBanner, ModelPage
 from app.recording_control import RecordingControl
 from app.scope.panel import RunHistory, ScopeSource
 from app.scope_window import ScopeWindow
+from app.settings.preferences import PreferenceStore
 from app.theme import Theme
 from app.top_bar import TopBar
 from app.tour import Tour
+from app.translation import tr
 from engine.client import EngineDied
 from engine.config import STARTER_MODEL, EngineConfig
 from engine.messages import LoadFailed, Loading, ModelInfo
@@ -60,17 +62,20 @@ class MainWindow(ScopeWindow):
         store_path: Path,
         *,
         settings: QSettings | None = None,
+        preferences: PreferenceStore | None = None,
         state_folder: Path | None = None,
         runs_folder: Path | None = None,
         recordings_folder: Path | None = None,
         parent: QWidget | None = None,
     ) -> None:
-        """settings: geometry, layout and what recordings keep, None: not kept. state_folder: see :class:`LaunchGuard`.
+        """settings: geometry and layout, None: not kept. preferences: see :class:`ScopeWindow`. state_folder: see
+        :class:`LaunchGuard`.
         runs_folder: where runs are kept for looking back; None: they are not. recordings_folder: see
         :class:`RecordingControl`."""
         self.bridge = bridge
         self.history = RunHistory()
-        super().__init__(ScopeSource(bridge.run_state, self.history), theme, settings=settings, parent=parent)
+        source = ScopeSource(bridge.run_state, self.history)
+        super().__init__(source, theme, settings=settings, preferences=preferences, parent=parent)
         self.frame_stats = FrameStats()
         self._guard = LaunchGuard(state_folder)
         self._step_to_draw = False
@@ -114,7 +119,7 @@ class MainWindow(ScopeWindow):
         self.tour = Tour(self, self.settings)
         view = self.view_menu()
         view.addSeparator()
-        view.addAction(self.action("Tour", "", self.tour.begin))
+        view.addAction(self.action(tr("Tour"), "", self.tour.begin, name="tour"))
         self.top_bar = TopBar(self.theme, self.source, self._model_menu(), view)
         self.death_banner = DeathBanner(self.theme)
         self.hold = HoldNotice(self.bridge, self.theme)
@@ -126,31 +131,36 @@ class MainWindow(ScopeWindow):
         self.model_page.open_folder.connect(self.choose_folder)
         self.model_page.retry.connect(self.bridge.restart)
         self.model_page.starter.connect(lambda: self.open_model(STARTER_MODEL))
-        self.action("New chat", "Ctrl+N", self._new_chat)
-        self.action("Search chats", "Ctrl+K", self._search_chats)
+        self.action(tr("New chat"), "Ctrl+N", self._new_chat, name="chat.new")
+        self.action(tr("Search chats"), "Ctrl+K", self._search_chats, name="chat.search")
 
     def _build_time(self, runs_folder: Path | None, recordings_folder: Path | None) -> None:
         bridge, bar = self.bridge, self.time_bar
-        self.recording = RecordingControl(bridge, self.travel, runs_folder, self.settings, self, recordings_folder)
+        self.recording = RecordingControl(
+            bridge, self.travel, runs_folder, self.settings, self.preferences, self, recordings_folder
+        )
         self.recording.said.connect(self.say)
         self.recording.cut_off.connect(lambda words, save: self.notice.say(words, action=("Save…", save)))
         self.recording.fork_wanted.connect(self._run_again)
         bar.row.addWidget(self.recording.button)
         bar.pause_wanted.connect(self._set_paused)
         bar.step_wanted.connect(self._step_once)
-        self.action("Pause or run on", "F8", lambda: self._set_paused(not bridge.paused))
-        self.action("Take one step", "F10", self._step_once)
-        self.action("Record, or end the recording", "F9", self.recording.toggle)
+        pause = lambda: self._set_paused(not bridge.paused)  # noqa: E731
+        self.action(tr("Pause or run on"), "F8", pause, name="engine.pause")
+        self.action(tr("Take one step"), "F10", self._step_once, name="engine.step")
+        self.action(tr("Record, or end the recording"), "F9", self.recording.toggle, name="record.toggle")
 
     def _model_menu(self) -> QMenu:
         menu = QMenu(self)
-        menu.addAction(self.action("Open a local folder…", "Ctrl+O", self.choose_folder))
-        menu.addAction(self.action("Starter model", "", lambda: self.open_model(STARTER_MODEL)))
+        menu.addAction(self.action(tr("Open a local folder…"), "Ctrl+O", self.choose_folder, name="model.folder"))
+        starter = lambda: self.open_model(STARTER_MODEL)  # noqa: E731
+        menu.addAction(self.action(tr("Starter model"), "", starter, name="model.starter"))
         menu.addSeparator()
-        menu.addAction(self.action("Restart the engine", "Ctrl+Shift+R", self.bridge.restart))
-        menu.addAction(self.action("Unload", "", self.bridge.shutdown))
+        restart = self.action(tr("Restart the engine"), "Ctrl+Shift+R", self.bridge.restart, name="engine.restart")
+        menu.addAction(restart)
+        menu.addAction(self.action(tr("Unload"), "", self.bridge.shutdown, name="model.unload"))
         menu.addSeparator()
-        menu.addAction(self.action("Quit", "Ctrl+Q", self.close))
+        menu.addAction(self.action(tr("Quit"), "Ctrl+Q", self.close, name="window.quit"))
         return menu
 
     def _connect_engine(self) -> None:
@@ -298,7 +308,7 @@ class MainWindow(ScopeWindow):
     def _run_again(self) -> None:
         """Offer what was recorded, from the shown step on, to be run under other knobs."""
         if (reader := self.travel.reader()) is None:
-            self.say(self.recording.no_run("run again"), True)
+            self.say(self.recording.no_run(tr("run again")), True)
             return
         self.reveal("compare")
         self.compare_panel.compare_recording(str(reader.path), self.source.last_step)

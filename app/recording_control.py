@@ -17,12 +17,13 @@ from PySide6.QtWidgets import QFileDialog, QMenu, QToolButton, QWidget
 from app.engine_bridge import EngineBridge
 from app.run_files import LIMITS, SUFFIX, RunFiles
 from app.scope.time_travel import TimeTravel
+from app.settings.preferences import PreferenceStore
+from app.translation import tr
 from app.words import bytes_label
 from engine.environment import module_command, module_environment
-from engine.recording import DEFAULT_LIMIT_BYTES, RecordingError, RunReader
+from engine.recording import RecordingError, RunReader
 
 KEPT = "runs/kept"
-FILTER = f"Batchscope runs (*{SUFFIX})"
 
 
 class _Copy(QRunnable):
@@ -61,23 +62,29 @@ class RecordingControl(QObject):
         travel: TimeTravel,
         folder: Path | None,
         settings: QSettings | None,
+        preferences: PreferenceStore,
         parent: QWidget,
         recordings_folder: Path | None = None,
     ) -> None:
-        """folder: of run files, in the user's cache; None: none are written. recordings_folder: where a recording goes
-        that the window's end cuts off; None: it is lost."""
+        """folder: of run files, in the user's cache; None: none are written. settings: where it is remembered that the
+        window's end cut a recording off. preferences: what is kept of a run. recordings_folder: where a recording goes
+        that was cut off so; None: it is lost."""
         super().__init__(parent)
         self._bridge = bridge
         self._travel = travel
         self._files = RunFiles(folder)
         self._recordings_folder = recordings_folder
         self._settings = settings
+        self._preferences = preferences
         self._parent = parent
         self._pool = QThreadPool(self)
         self.marked: int | None = None
         """The step after which a recording began; None while none is made."""
         self._unsaved: Path | None = None
         """The run file of the recording that was cut off last."""
+        self.keys: Callable[[], str] = str
+        """The keys that call :meth:`toggle`, for the tooltip; see :meth:`show_keys`."""
+        self._limit_actions: dict[int, QAction] = {}
         self.button = QToolButton()
         self.button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
         self._build_menu()
@@ -102,7 +109,10 @@ class RecordingControl(QObject):
         self._mark(None)
         if path is not None and first_step is not None:
             self._unsaved = path
-            words = f"The run has ended, and with it the recording that was made since step {first_step:,}."
+            words = tr(
+                "The run has ended, and with it the recording that was made since step {first_step:,}.",
+                first_step=first_step,
+            )
             self.cut_off.emit(words, lambda: self._ask_and_copy(path, first_step))
 
     def close(self) -> None:
@@ -131,22 +141,21 @@ class RecordingControl(QObject):
         kept = self._settings.value(KEPT) if self._settings is not None else None
         if kept and self._settings is not None:
             self._settings.remove(KEPT)
-            self.said.emit(f"The recording that was made when the window closed is {kept}.", False)
+            self.said.emit(tr("The recording that was made when the window closed is {path}.", path=kept), False)
 
     @property
     def limit(self) -> int:
         """Most bytes of a run file."""
-        value = self._settings.value("runs/limit_bytes") if self._settings is not None else None
-        return int(value) if str(value).isdecimal() else DEFAULT_LIMIT_BYTES
+        return self._preferences.values.runs_limit_mb << 20
 
     @property
     def texts(self) -> bool:
         """Whether prompts and answers are kept with the run."""
-        return self._settings is not None and self._settings.value("runs/texts") == "yes"
+        return self._preferences.values.record_texts
 
     def _failed(self, message: str) -> None:
         self._mark(None)
-        self.said.emit(f"The run is not kept any more: {message.rstrip('.')}.", True)
+        self.said.emit(tr("The run is not kept any more: {reason}.", reason=message.rstrip(".")), True)
 
     # What the user wants of it -----------------------------------------------------------------------------------
 
@@ -158,24 +167,27 @@ class RecordingControl(QObject):
         elif self._travel.is_possible:
             self._mark(self._bridge.run_state.step)
         else:
-            self.said.emit(self.no_run("record"), True)
+            self.said.emit(self.no_run(tr("record")), True)
 
     def no_run(self, what: str) -> str:
-        """Why there is nothing to ``what``, and the way out."""
+        """Why there is nothing to ``what`` (a verb in the user's language), and the way out."""
         if self._bridge.comparing:
-            return f"There is nothing to {what} while a comparison has the engine: cancel it, or wait until it is over."
-        return f"There is no run to {what}: load a model and let it do something first."
+            return tr(
+                "There is nothing to {what} while a comparison has the engine: cancel it, or wait until it is over.",
+                what=what,
+            )
+        return tr("There is no run to {what}: load a model and let it do something first.", what=what)
 
     def save(self, first_step: int | None = None) -> bool:
         """Ask for a file and copy the run there, from ``first_step`` on or all that is kept; whether one was given."""
         if self._travel.path is None:
-            self.said.emit(self.no_run("save"), True)
+            self.said.emit(self.no_run(tr("save")), True)
             return False
         return self._ask_and_copy(self._travel.path, first_step)
 
     def _ask_and_copy(self, source: Path, first_step: int | None) -> bool:
         name = f"{datetime.datetime.now():%Y-%m-%d %H.%M}{SUFFIX}"
-        target, _ = QFileDialog.getSaveFileName(self._parent, "Save the run", name, FILTER)
+        target, _ = QFileDialog.getSaveFileName(self._parent, tr("Save the run"), name, _filter())
         if target:
             self._copy(source, Path(target), first_step)
         return bool(target)
@@ -190,13 +202,14 @@ class RecordingControl(QObject):
 
     def _tell_copied(self, target: str, fault: str) -> None:
         if fault:
-            self.said.emit(f"The run could not be saved: {fault.rstrip('.')}.", True)
+            self.said.emit(tr("The run could not be saved: {reason}.", reason=fault.rstrip(".")), True)
         else:
-            self.said.emit(f"Saved {target}. Look at it with: batchscope replay, or Open a run file.", False)
+            words = tr("Saved {path}. Look at it with: batchscope replay, or Open a run file.", path=target)
+            self.said.emit(words, False)
 
     def open(self) -> None:
         """Ask for a run file and show it in a window of its own."""
-        path, _ = QFileDialog.getOpenFileName(self._parent, "Open a run", "", FILTER)
+        path, _ = QFileDialog.getOpenFileName(self._parent, tr("Open a run"), "", _filter())
         if path:
             subprocess.Popen(
                 module_command("app.cli", "replay", path), env=module_environment(), start_new_session=True
@@ -206,26 +219,30 @@ class RecordingControl(QObject):
 
     def _build_menu(self) -> None:
         menu = QMenu(self._parent)
-        self.record_action = self._entry(menu, "Record from here on", self.toggle)
-        self._entry(menu, "Save all that is kept…", lambda: self.save())
-        self._entry(menu, "Run again from the shown step…", self.fork_wanted.emit)
+        self.record_action = self._entry(menu, tr("Record from here on"), self.toggle)
+        self._entry(menu, tr("Save all that is kept…"), lambda: self.save())
+        self._entry(menu, tr("Run again from the shown step…"), self.fork_wanted.emit)
         menu.addSeparator()
-        self._entry(menu, "Open a run file…", self.open)
+        self._entry(menu, tr("Open a run file…"), self.open)
         menu.addSeparator()
-        limits = menu.addMenu("Keep at most")
+        limits = menu.addMenu(tr("Keep at most"))
         group = QActionGroup(self)
         for limit in LIMITS:
             action = self._entry(limits, bytes_label(limit), lambda _=False, limit=limit: self._set_limit(limit))
             action.setCheckable(True)
-            action.setChecked(limit == self.limit)
             group.addAction(action)
-        texts = self._entry(menu, "Keep prompts and answers, too", lambda on: self._set_texts(on))
-        texts.setCheckable(True)
-        texts.setChecked(self.texts)
-        if self._settings is None:
-            limits.setEnabled(False)
-            texts.setEnabled(False)
+            self._limit_actions[limit] = action
+        self.texts_action = self._entry(menu, tr("Keep prompts and answers, too"), lambda on: self._set_texts(on))
+        self.texts_action.setCheckable(True)
         self.button.setMenu(menu)
+        self._preferences.changed.connect(self._show_preferences)
+        self._show_preferences()
+
+    def _show_preferences(self) -> None:
+        """A limit that the menu does not offer, chosen in the settings, has no mark in it."""
+        for limit, action in self._limit_actions.items():
+            action.setChecked(limit == self.limit)
+        self.texts_action.setChecked(self.texts)
 
     @staticmethod
     def _entry(menu: QMenu, text: str, slot: Callable[..., object]) -> QAction:
@@ -234,16 +251,19 @@ class RecordingControl(QObject):
         return action
 
     def _set_limit(self, limit: int) -> None:
-        self._remember("runs/limit_bytes", str(limit))
+        self._change(runs_limit_mb=limit >> 20)
 
     def _set_texts(self, on: bool) -> None:
-        self._remember("runs/texts", "yes" if on else "no")
+        self._change(record_texts=on)
 
-    def _remember(self, key: str, value: str) -> None:
-        assert self._settings is not None
-        self._settings.setValue(key, value)
+    def _change(self, **fields: object) -> None:
+        self._preferences.change(**fields)
         if self._travel.is_possible:
-            self.said.emit("This holds from the engine's next start on; what is kept now stays as it is.", False)
+            self.said.emit(tr("This holds from the engine's next start on; what is kept now stays as it is."), False)
+
+    def show_keys(self, keys: Callable[[], str]) -> None:
+        self.keys = keys
+        self._show()
 
     def _mark(self, step: int | None) -> None:
         self.marked = step
@@ -251,8 +271,18 @@ class RecordingControl(QObject):
 
     def _show(self) -> None:
         recording = self.marked is not None
-        self.button.setText("● Recording ▾" if recording else "○ Record ▾")
-        self.button.setAccessibleName("Recording menu: a recording is made" if recording else "Recording menu")
-        since = f"Recording since step {self.marked:,}. F9 ends it and asks where it goes" if recording else ""
-        self.button.setToolTip(since or "Record from here on (F9), or save what is kept already")
-        self.record_action.setText("End the recording and save…" if recording else "Record from here on")
+        self.button.setText(tr("● Recording ▾") if recording else tr("○ Record ▾"))
+        self.button.setAccessibleName(tr("Recording menu: a recording is made") if recording else tr("Recording menu"))
+        keys = self.keys()
+        if recording:
+            tip = tr("Recording since step {step:,}", step=self.marked)
+            tip += tr(". {keys} ends it and asks where it goes", keys=keys) if keys else ""
+        else:
+            tip = tr("Record from here on ({keys}), or save what is kept already", keys=keys)
+            tip = tip if keys else tr("Record from here on, or save what is kept already")
+        self.button.setToolTip(tip)
+        self.record_action.setText(tr("End the recording and save…") if recording else tr("Record from here on"))
+
+
+def _filter() -> str:
+    return tr("Batchscope runs (*{suffix})", suffix=SUFFIX)

@@ -18,8 +18,10 @@ from PySide6.QtWidgets import QHBoxLayout, QMenu, QToolButton, QWidget
 from app.docks import ArrangementName
 from app.scope.panel import RunHistory, ScopeSource
 from app.scope_window import ScopeWindow
+from app.settings.preferences import PreferenceStore, default_preferences_path
 from app.start import delete_in_order, make_application, signals_close
 from app.theme import PADDING, SPACING, Theme
+from app.translation import tr
 from app.widgets import label, paint_surface
 from app.words import count, seconds_label
 from engine.events import Keyframe, StepRecord
@@ -39,14 +41,22 @@ class ReplayWindow(ScopeWindow):
     opened = Signal()
     """All of the file is read."""
 
-    def __init__(self, path: Path, theme: Theme, *, settings: QSettings | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        theme: Theme,
+        *,
+        settings: QSettings | None = None,
+        preferences: PreferenceStore | None = None,
+    ) -> None:
         """Raises :class:`engine.recording.RecordingError` where the file is no run that this program can read."""
         self._reader = RunReader(path)
         self._path = path
         self._state = RunState()
         self._history = RunHistory()
-        super().__init__(ScopeSource(self._state, self._history, live=False), theme, settings=settings)
-        self.setWindowTitle(f"{path.name} – Batchscope")
+        source = ScopeSource(self._state, self._history, live=False)
+        super().__init__(source, theme, settings=settings, preferences=preferences)
+        self.setWindowTitle(tr("{name} – Batchscope", name=path.name))
         header = self._reader.header
         if header.config is not None:
             self.source.scheduler = header.config.scheduler
@@ -63,18 +73,18 @@ class ReplayWindow(ScopeWindow):
         self._played_from = (0.0, 0.0)
         """(clock here, clock of the run) when the player was started."""
         for panel in self.panels.values():  # what the live window advises does not help here
-            panel.pages.empty.set_text("Nothing of this kind up to the shown step of the recording.")
+            panel.pages.empty.set_text(tr("Nothing of this kind up to the shown step of the recording."))
         self.build_docks({})
         self._build_top()
         bar = self.time_bar
-        bar.live_button.setText("End")
-        bar.live_button.setAccessibleName("To the last step of the recording")
-        bar.live_button.setToolTip("To the last step of the recording (Alt+End)")
+        bar.live_button.setText(tr("End"))
+        bar.live_button.setAccessibleName(tr("To the last step of the recording"))
+        bar.live_button.setToolTip(tr("To the last step of the recording (Alt+End)"))
         bar.pause_wanted.connect(self.pause)
         bar.step_wanted.connect(lambda: self.travel.move(1))
-        self.action("Play or pause", "F8", lambda: self.pause(self._playing.isActive()))
-        self.action("One step on", "F10", lambda: self.travel.move(1))
-        self.action("Close", "Ctrl+Q", self.close)
+        self.action(tr("Play or pause"), "F8", lambda: self.pause(self._playing.isActive()), name="engine.pause")
+        self.action(tr("One step on"), "F10", lambda: self.travel.move(1), name="engine.step")
+        self.action(tr("Close"), "Ctrl+Q", self.close, name="window.quit")
         self.restore_layout()
 
     def _build_top(self) -> None:
@@ -83,15 +93,15 @@ class ReplayWindow(ScopeWindow):
         self.facts = label("", "muted")
         self.speed = QToolButton()
         self.speed.setText("×1 ▾")
-        self.speed.setAccessibleName("Speed of the player")
+        self.speed.setAccessibleName(tr("Speed of the player"))
         self.speed.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
         menu = QMenu(self)
         for speed in SPEEDS:
             menu.addAction(f"×{speed:g}").triggered.connect(lambda _=False, speed=speed: self.set_speed(speed))
         self.speed.setMenu(menu)
         view = QToolButton()
-        view.setText("View ▾")
-        view.setAccessibleName("View menu")
+        view.setText(tr("View ▾"))
+        view.setAccessibleName(tr("View menu"))
         view.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
         view.setMenu(self.view_menu())
         for widget in (self.title, view, self.speed):
@@ -127,7 +137,7 @@ class ReplayWindow(ScopeWindow):
             return
         reader = self._reader
         share = (self._state.step - reader.first_step) / max(1, reader.last_step - reader.first_step)
-        self.facts.setText(f"reading: {share:.0%}")
+        self.facts.setText(tr("reading: {share:.0%}", share=share))
 
     def _read_all(self, fault: str = "") -> None:
         """``fault``: why no more could be read, a sentence."""
@@ -138,9 +148,9 @@ class ReplayWindow(ScopeWindow):
         if self._whole:
             facts.append(seconds_label(lanes.end - lanes.begin))
         self.facts.setText(" · ".join(filter(None, facts)))
-        self.facts.setToolTip(f"{self._path}\nrecorded {reader.header.created}")
+        self.facts.setToolTip(tr("{path}\nrecorded {created}", path=self._path, created=reader.header.created))
         if lacking := " ".join(filter(None, (fault, self._lacking()))):
-            self.notice.say(lacking, action=("Close", lambda: None))
+            self.notice.say(lacking, action=(tr("Close"), lambda: None))
         if reader.header.texts:
             self.source.texts = _Texts(reader, self.source).of
         self.travel.follow(self._path)
@@ -152,13 +162,13 @@ class ReplayWindow(ScopeWindow):
         """What the window does not show of the run, in sentences; empty: nothing."""
         reader, said = self._reader, []
         if not reader.num_steps:
-            return "There is no whole step in this file, so nothing can be shown: record while the engine works."
+            return tr("There is no whole step in this file, so nothing can be shown: record while the engine works.")
         if reader.truncated:
-            last = f"{reader.last_step:,}, the last whole one"
-            said.append(f"The file ends within a step: it is shown up to step {last}.")
+            last = tr("{last_step:,}, the last whole one", last_step=reader.last_step)
+            said.append(tr("The file ends within a step: it is shown up to step {last}.", last=last))
         if self._whole < reader.num_steps:
             missing = f"{reader.num_steps - self._whole:,} of {count(reader.num_steps, 'step')}"
-            said.append(f"The file is damaged: {missing} cannot be read and are left out.")
+            said.append(tr("The file is damaged: {missing} cannot be read and are left out.", missing=missing))
         return " ".join(said)
 
     # Playing -----------------------------------------------------------------------------------------------------
@@ -232,7 +242,8 @@ def show_replay(path: Path, *, step: int | None, screenshot: Path | None, stays:
     """Open the window on a run, at ``step`` or its end; save a picture of it where one is wanted. ``stays``: until the
     user closes it, else it is gone when all is done. Returns what went wrong; empty: nothing."""
     application = make_application()
-    window = ReplayWindow(path, Theme(application))
+    preferences = PreferenceStore(default_preferences_path())
+    window = ReplayWindow(path, Theme(application), preferences=preferences)
     fault = ""
 
     def shown() -> None:
@@ -242,7 +253,7 @@ def show_replay(path: Path, *, step: int | None, screenshot: Path | None, stays:
 
     def picture() -> None:
         nonlocal fault
-        if screenshot is not None and not window.grab().save(str(screenshot), "PNG"):
+        if screenshot is not None and not window.grab().save(str(screenshot), tr("PNG")):
             fault = f"--screenshot {screenshot}: the picture cannot be saved there"
         if not stays:
             window.close()

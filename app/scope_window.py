@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 
 from PySide6.QtCore import QByteArray, QEvent, QObject, QSettings, QSize, Qt, QTimer
-from PySide6.QtGui import QAction, QActionGroup, QKeySequence, QResizeEvent
+from PySide6.QtGui import QAction, QActionGroup, QResizeEvent
 from PySide6.QtWidgets import QApplication, QMainWindow, QMenu, QTabWidget, QVBoxLayout, QWidget
 
 from app.chat.notice import NoticeBar
@@ -32,8 +32,11 @@ from app.scope.step_time import StepTimePanel
 from app.scope.time_travel import TimeTravel
 from app.scope.timeline import TimelinePanel
 from app.selection import Selection
+from app.settings.commands import Commands
+from app.settings.preferences import PreferenceStore
 from app.theme import SPACING, Scheme, Theme
 from app.time_bar import FEW, MANY, TimeBar
+from app.translation import mark, tr
 
 LAYOUT_VERSION = 2
 """Raised when docks are added or renamed: a saved layout of another version is not restored."""
@@ -54,6 +57,12 @@ PANELS: dict[str, type[ScopePanel]] = {
     "decisions": DecisionsPanel,
     "timeline": TimelinePanel,
 }
+ARRANGEMENT_TITLES: dict[ArrangementName, str] = {
+    "chat": mark("Chat"),
+    "monitor": mark("Monitor"),
+    "lab": mark("Lab"),
+    "comparison": mark("Comparison"),
+}
 
 
 class ScopeWindow(QMainWindow):
@@ -61,11 +70,20 @@ class ScopeWindow(QMainWindow):
     """Those that its menu offers, by the keys Ctrl+1, Ctrl+2, …; the first is how it opens."""
 
     def __init__(
-        self, source: ScopeSource, theme: Theme, *, settings: QSettings | None, parent: QWidget | None = None
+        self,
+        source: ScopeSource,
+        theme: Theme,
+        *,
+        settings: QSettings | None,
+        preferences: PreferenceStore | None = None,
+        parent: QWidget | None = None,
     ) -> None:
-        """settings: geometry and layout, None: not kept."""
+        """settings: geometry and layout, None: not kept. preferences: None: those that ship, changes not kept."""
         super().__init__(parent)
         self.theme = theme
+        self.preferences = preferences or PreferenceStore(parent=self)
+        self.commands = Commands(self.preferences, self)
+        theme.follow(self.preferences)
         self.source = source
         self.selection = Selection(self)
         self.travel = TimeTravel(source, self)
@@ -96,6 +114,8 @@ class ScopeWindow(QMainWindow):
             dock.resized_by_hand.connect(self._layout_is_the_users)
             dock.topLevelChanged.connect(self._dock_floated)
             dock.toggleViewAction().triggered.connect(lambda on, dock=dock: on and dock.raise_())
+            self.addAction(dock.toggleViewAction())
+            self.commands.add(f"show.{name}", dock.toggleViewAction())
             dock.menu_opens.connect(lambda menu, content=content: add_picture_menu(menu, content, self.say))
 
     def build_top(self, *widgets: QWidget) -> None:
@@ -117,14 +137,14 @@ class ScopeWindow(QMainWindow):
         status.addPermanentWidget(self.time_bar, 1)
         self.travel.moved.connect(self.show_again)
         self.travel.failed.connect(self.say_fault)
-        for text, key, steps in (
-            ("One step back", "Alt+Left", -FEW),
-            ("One step on", "Alt+Right", FEW),
-            ("A hundred steps back", "Alt+PgUp", -MANY),
-            ("A hundred steps on", "Alt+PgDown", MANY),
+        for name, text, key, steps in (
+            ("time.back", tr("One step back"), "Alt+Left", -FEW),
+            ("time.on", tr("One step on"), "Alt+Right", FEW),
+            ("time.far-back", tr("A hundred steps back"), "Alt+PgUp", -MANY),
+            ("time.far-on", tr("A hundred steps on"), "Alt+PgDown", MANY),
         ):
-            self.action(text, key, lambda _=False, steps=steps: self.travel.move(steps))
-        self.action("The newest step", "Alt+End", self.travel.show_newest)
+            self.action(text, key, lambda _=False, steps=steps: self.travel.move(steps), name=name)
+        self.action(tr("The newest step"), "Alt+End", self.travel.show_newest, name="time.newest")
 
     def _connect_panels(self) -> None:
         """What shows a moment in one place goes there everywhere."""
@@ -134,31 +154,38 @@ class ScopeWindow(QMainWindow):
             if hasattr(panel, "step_wanted"):
                 panel.step_wanted.connect(self.travel.show_step)
 
-    def action(self, text: str, shortcut: str, slot: object) -> QAction:
-        """A command of the window, with the keys that call it."""
+    def action(self, text: str, shortcut: str, slot: object, *, name: str) -> QAction:
+        """A command of the window: the keys that call it unless the user has chosen others, and the name by which
+        those are remembered, which therefore never changes."""
         action = QAction(text, self)
-        if shortcut:
-            action.setShortcut(QKeySequence(shortcut))
         action.triggered.connect(slot)
         self.addAction(action)
+        self.commands.add(name, action, shortcut)
         return action
 
     def view_menu(self) -> QMenu:
         menu = QMenu(self)
         for number, name in enumerate(self.arrangements, 1):
-            title = name.capitalize()
-            menu.addAction(self.action(title, f"Ctrl+{number}", lambda _=False, name=name: self.arrange(name)))
+            show = lambda _=False, name=name: self.arrange(name)  # noqa: E731
+            menu.addAction(self.action(tr(ARRANGEMENT_TITLES[name]), f"Ctrl+{number}", show, name=f"arrange.{name}"))
         menu.addSeparator()
         for dock in self.docks.values():
             menu.addAction(dock.toggleViewAction())
         menu.addSeparator()
         schemes = QActionGroup(self)
-        for scheme, title in (("system", "Follow the system"), ("light", "Light"), ("dark", "Dark")):
-            action = self.action(title, "", lambda _=False, scheme=scheme: self._choose_scheme(scheme))
+        actions: dict[str, QAction] = {}
+        for scheme, title in (("system", tr("Follow the system")), ("light", tr("Light")), ("dark", tr("Dark"))):
+            choose = lambda _=False, scheme=scheme: self._choose_scheme(scheme)  # noqa: E731
+            actions[scheme] = action = self.action(title, "", choose, name=f"theme.{scheme}")
             action.setCheckable(True)
-            action.setChecked(self.theme.scheme == scheme)
             schemes.addAction(action)
             menu.addAction(action)
+
+        def show_scheme() -> None:
+            actions[self.preferences.values.theme].setChecked(True)
+
+        self.preferences.changed.connect(show_scheme)
+        show_scheme()
         return menu
 
     def _choose_scheme(self, scheme: Scheme) -> None:
@@ -185,7 +212,7 @@ class ScopeWindow(QMainWindow):
 
     def say(self, message: str, is_error: bool) -> None:
         """Tell the user something; what went wrong stays until it is read."""
-        self.notice.say(message, is_error=is_error, action=("Close", lambda: None), seconds=None if is_error else 8)
+        self.notice.say(message, is_error=is_error, action=(tr("Close"), lambda: None), seconds=None if is_error else 8)
 
     def say_fault(self, message: str) -> None:
         self.say(message, True)

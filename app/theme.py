@@ -9,12 +9,15 @@ from __future__ import annotations
 import colorsys
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtGui import QColor, QFont, QGuiApplication, QPalette
 from PySide6.QtWidgets import QApplication
+
+if TYPE_CHECKING:
+    from app.settings.preferences import PreferenceStore
 
 Scheme = Literal["system", "light", "dark"]
 
@@ -24,7 +27,9 @@ PADDING = (12, 8, 12, 8)
 """Left, top, right, bottom inside a card."""
 RADIUS = 8
 TEXT_PX = 13
+"""Of ordinary text as it ships; :meth:`Theme.pixels` tells what becomes of other sizes when the user has it larger."""
 AXIS_PX = 11
+HEADING_PX = 18
 
 GOLDEN_RATIO = 0.618033988749895
 """Steps of this share of the circle spread any number of hues with no two neighbours alike."""
@@ -102,9 +107,10 @@ LIGHT = Tokens(
 
 
 class Theme(QObject):
-    """Applies palette and style sheet to the application and hands out the colours of the scheme in force."""
+    """Applies palette, style sheet and font to the application and hands out the colours of the scheme in force."""
 
     changed = Signal()
+    """Colours or the size of text are others."""
 
     window: QColor
     card: QColor
@@ -128,11 +134,11 @@ class Theme(QObject):
         super().__init__(parent)
         self._app = app
         self._scheme: Scheme = scheme
+        self._preferences: PreferenceStore | None = None
+        self.font_px = TEXT_PX
+        """Logical pixels of ordinary text."""
         self.dark = False
         app.setStyle("Fusion")
-        font = QFont(app.font())
-        font.setPixelSize(TEXT_PX)
-        app.setFont(font)
         self._load(self._wants_dark())
         QGuiApplication.styleHints().colorSchemeChanged.connect(self._system_changed)
 
@@ -142,15 +148,44 @@ class Theme(QObject):
         return self._scheme
 
     def set_scheme(self, scheme: Scheme) -> None:
+        if self._preferences is not None:
+            self._preferences.change(theme=scheme)  # which takes it into force
+        else:
+            self._take(scheme, self.font_px)
+
+    def set_font_size(self, pixels: int) -> None:
+        """Another size of ordinary text; what is larger or smaller stays in proportion."""
+        if self._preferences is not None:
+            self._preferences.change(font_px=pixels)
+        else:
+            self._take(self._scheme, pixels)
+
+    def pixels(self, pixels: int) -> int:
+        """What a size is for which ``pixels`` go with the text as it ships: of fonts, and of what must hold text."""
+        return max(1, round(pixels * self.font_px / TEXT_PX))
+
+    def follow(self, preferences: PreferenceStore) -> None:
+        """Scheme and size of text are the preferences' from here on, and what is set here is written down there."""
+        self._preferences = preferences
+        preferences.changed.connect(self._take_preferences)
+        self._take_preferences()
+
+    def _take_preferences(self) -> None:
+        values = self._preferences.values
+        self._take(values.theme, values.font_px)
+
+    def _take(self, scheme: Scheme, font_px: int) -> None:
         self._scheme = scheme
-        self._switch()
+        other_size = font_px != self.font_px
+        self.font_px = font_px
+        self._switch(other_size)
 
     def _system_changed(self, _scheme: Qt.ColorScheme) -> None:
         self._switch()
 
-    def _switch(self) -> None:
+    def _switch(self, other_size: bool = False) -> None:
         dark = self._wants_dark()
-        if dark != self.dark:
+        if other_size or dark != self.dark:
             self._load(dark)
             self.changed.emit()
 
@@ -167,8 +202,11 @@ class Theme(QObject):
         tokens = DARK if dark else LIGHT
         for name in Tokens.__dataclass_fields__:
             setattr(self, name, QColor(getattr(tokens, name)))
+        font = QFont(self._app.font())
+        font.setPixelSize(self.font_px)
+        self._app.setFont(font)
         self._app.setPalette(_palette(self))
-        self._app.setStyleSheet(_style_sheet(tokens))
+        self._app.setStyleSheet(_style_sheet(tokens, self.pixels(HEADING_PX)))
 
 
 def request_color(request_id: int, theme: Theme) -> QColor:
@@ -257,7 +295,7 @@ def _palette(theme: Theme) -> QPalette:
     return palette
 
 
-def _style_sheet(t: Tokens) -> str:
+def _style_sheet(t: Tokens, heading_px: int) -> str:
     return f"""
 QMainWindow, QDialog {{ background: {t.window}; }}
 QMainWindow::separator {{ background: transparent; width: {SPACING}px; height: {SPACING}px; }}
@@ -273,7 +311,7 @@ QMenu::separator {{ height: 1px; background: {t.line}; margin: 4px 6px; }}
 QLabel {{ background: transparent; }}
 QLabel[role="muted"] {{ color: {t.muted}; }}
 QLabel[role="title"], QLabel[role="number"] {{ font-weight: 600; }}
-QLabel[role="heading"] {{ font-size: 18px; font-weight: 600; }}
+QLabel[role="heading"] {{ font-size: {heading_px}px; font-weight: 600; }}
 QLabel[role="error"] {{ color: {t.error}; }}
 QPushButton, QToolButton {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 6px;
     padding: 5px 12px; }}

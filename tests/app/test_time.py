@@ -151,7 +151,13 @@ def test_a_recording_is_kept_where_the_window_closes_on_it(make_rig, tmp_path: P
     rig = make_rig(num_blocks=16)
     settings = QSettings(str(tmp_path / "w.ini"), QSettings.Format.IniFormat)
     recording = RecordingControl(
-        rig.bridge, rig.window.travel, None, settings, rig.window, recordings_folder=tmp_path / "kept"
+        rig.bridge,
+        rig.window.travel,
+        None,
+        settings,
+        rig.window.preferences,
+        rig.window,
+        recordings_folder=tmp_path / "kept",
     )
     rig.load()
     rig.add(prompt=40, output=30)
