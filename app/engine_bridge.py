@@ -36,6 +36,7 @@ from engine.messages import (
     ComparePlan,
     CompareProgress,
     ConfigRefused,
+    ContextCut,
     CountTokens,
     Frame,
     Hello,
@@ -88,6 +89,8 @@ class EngineBridge(QObject):
     state_changed = Signal(str)
     token_counted = Signal(object)
     """:class:`engine.messages.TokenCount`."""
+    context_cut = Signal(object)
+    """:class:`engine.messages.ContextCut`: emitted before the first output of its request."""
     config_changed = Signal()
     """``config`` is another, though the engine was not started anew."""
     config_refused = Signal(str)
@@ -239,10 +242,14 @@ class EngineBridge(QObject):
         self.config_changed.emit()
         self.config_refused.emit(message)
 
-    def count_tokens(self, messages: Sequence[ChatMessage]) -> int:
-        """Asks how long a conversation is as a prompt; ``token_counted`` answers with this query id."""
+    def count_tokens(
+        self, messages: Sequence[ChatMessage], continues: bool = False, max_tokens: int | None = None
+    ) -> int:
+        """Asks how long a conversation is as a prompt, and what of it would be left out for an answer of
+        ``max_tokens``; ``token_counted`` answers with this query id. An engine that is not ready does not answer."""
         query_id = next(self._query_ids)
-        self._client.send(CountTokens(query_id, list(messages)))
+        if self.state == "ready":
+            self._client.send(CountTokens(query_id, list(messages), continues, max_tokens))
         return query_id
 
     def _hint(self) -> str:
@@ -287,7 +294,10 @@ class EngineBridge(QObject):
         if self.state == "stopped":
             return
         arrived = self._client.poll()
-        self._kept += [reply for reply in arrived if not isinstance(reply, Output)]
+        for reply in arrived:
+            if isinstance(reply, ContextCut):
+                self.context_cut.emit(reply)
+        self._kept += [reply for reply in arrived if not isinstance(reply, Output | ContextCut)]
         if self._kept:
             self._schedule_frame()
         self._flush([reply for reply in arrived if isinstance(reply, Output)])
@@ -352,6 +362,8 @@ class EngineBridge(QObject):
             self.load_failed.emit(reply)
         elif isinstance(reply, TokenCount):
             self.token_counted.emit(reply)
+        elif isinstance(reply, ContextCut):
+            self.context_cut.emit(reply)
         elif isinstance(reply, ConfigRefused):
             self._refused_config(reply.message)
         elif isinstance(reply, Paced):

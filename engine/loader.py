@@ -343,6 +343,7 @@ def _model_info(
         max_num_seqs=config.scheduler.max_num_seqs,
         token_budget=ready.token_budget,
         has_chat_template=codec.has_chat_template,
+        has_system_role=codec.has_system_role,
         load_seconds=load_seconds,
         num_host_blocks=ready.memory.num_host_blocks,
     )

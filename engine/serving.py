@@ -56,7 +56,7 @@ class EngineLoop:
     def __init__(self, loaded: LoadedEngine, commands: queue.SimpleQueue[Incoming], send: Callable[..., None]) -> None:
         self.loaded = loaded
         self.core: EngineCore = loaded.core
-        self._intake = Intake(loaded.codec, loaded.info)
+        self._intake = Intake(loaded.codec, loaded.info, send)
         self._commands = commands
         self._set_aside: deque[Incoming] = deque()
         """Commands that came while a step ran, taken from the queue already."""

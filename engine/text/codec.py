@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ from tokenizers import AddedToken, Tokenizer
 
 from engine.messages import ChatMessage
 from engine.models.errors import ModelLoadError
-from engine.request import RequestError
-from engine.text.template import ChatTemplate
+from engine.text.template import PLAIN_STOPS, PLAIN_TEMPLATE, ChatTemplate
 from engine.text.token_bytes import TokenBytes
 
 _BREAK = "\U0010fffe"
 """A noncharacter: stands for "something came before" where a tokenizer treats the beginning of a text specially."""
+_PIECES_CHARACTERS = 2_000_000
+"""Text of conversations whose ids are kept."""
 _CONTROL_FORM = re.compile(r"<\|[^<>|]+\|>")
 """Added tokens of this form steer the model even where the checkpoint forgot to call them special."""
 
@@ -52,11 +53,20 @@ class TextCodec:
         """Entries of the tokenizer; the model's own vocabulary may be larger (padding)."""
         self.token_bytes = TokenBytes(self._tokenizer, parts.decoder, self.special_ids)
         self._continuation = _make_continuation(definition, parts.pre_tokenizer)
+        ids = {content: token["id"] for content, token in self._special.items()}
+        # Matched with the white space that it swallows, a token is known without.
+        self._id_of_control = {content.strip(): token_id for content, token_id in ids.items()} | ids
         self._control = self._control_pattern()
+        self._pieces = _Pieces(self._encode_piece)
         self._adds_bos = self.bos_token_id is not None and self.encode("")[:1] == [self.bos_token_id]
         special_names = {name: _text(value) for name, value in config.items() if name.endswith("_token")}
         special_names = {name: text for name, text in special_names.items() if text}
-        self._template = None if template is None else ChatTemplate(template, special_names, tuple(self._special))
+        self.has_chat_template = template is not None
+        """Else conversations are written as :data:`engine.text.template.PLAIN_TEMPLATE` says."""
+        self.chat_stops = () if self.has_chat_template else PLAIN_STOPS
+        """Strings that end the answer to a conversation, besides the request's own."""
+        source = PLAIN_TEMPLATE if template is None else template
+        self._template = ChatTemplate(source, special_names, tuple(self._special))
 
     @classmethod
     def from_folder(cls, folder: Path) -> TextCodec:
@@ -80,34 +90,33 @@ class TextCodec:
             raise ModelLoadError(f"The tokenizer in {folder} cannot be read: {error}.", "damaged") from error
 
     @property
-    def has_chat_template(self) -> bool:
-        return self._template is not None
+    def has_system_role(self) -> bool:
+        """Whether the template takes system messages; else they are put in front of the user's next one."""
+        return self._template.has_system_role
 
     def encode(self, text: str) -> list[int]:
         """Ids of a plain prompt, exactly as the reference tokenizer gives them: control tokens written out in the text
         are control tokens, and a beginning-of-sequence id is added where the tokenizer adds one."""
         return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """Ids of a conversation through the model's template, ready for the assistant's answer.
+    def encode_chat(self, messages: Sequence[ChatMessage], continues: bool = False) -> list[int]:
+        """Ids of a conversation through the model's template, ready for the assistant's answer, or ending right behind
+        the last message, an answer that goes on, where it ``continues``.
 
         What people wrote never becomes a control token, whatever it looks like. Raises :class:`RequestError` where the
-        conversation is empty, there is no template, or the template refuses (its own words are passed on).
+        conversation is empty or the template refuses (its own words are passed on).
         """
-        if self._template is None:
-            raise RequestError(
-                "this model has no chat template, so it cannot take a conversation; send plain text (prompt) instead"
-            )
-        rendered = self._template.render(messages)
+        rendered = self._template.render(messages, continues)
         ids: list[int] = []
         self._tokenizer.encode_special_tokens = True
         try:
             position = 0
             for match in self._control.finditer(rendered.text) if self._control else ():
-                ids += self._encode_piece(rendered.restore(rendered.text[position : match.start()]), position == 0)
-                ids.append(self._special[match[match.lastgroup or 0]]["id"])
+                ids += self._pieces.ids(rendered.restore(rendered.text[position : match.start()]), position == 0)
+                found = match[0]
+                ids.append(self._id_of_control[found if found in self._id_of_control else found.strip()])
                 position = match.end()
-            ids += self._encode_piece(rendered.restore(rendered.text[position:]), position == 0)
+            ids += self._pieces.ids(rendered.restore(rendered.text[position:]), position == 0)
         finally:
             self._tokenizer.encode_special_tokens = False
         if self._adds_bos and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
@@ -145,11 +154,35 @@ class TextCodec:
         if not contents:
             return None
         alternatives = []
-        for number, content in enumerate(contents):
+        for content in contents:
             token = self._special[content]
             left, right = (r"\s*" if token.get(side) else "" for side in ("lstrip", "rstrip"))
-            alternatives.append(f"{left}(?P<t{number}>{re.escape(content)}){right}")
+            alternatives.append(f"{left}{re.escape(content)}{right}")
         return re.compile("|".join(alternatives))
+
+
+class _Pieces:
+    """Ids of the pieces of conversations, kept: a conversation that grew by a message, or is asked for once more
+    without its oldest, is nearly all the same pieces."""
+
+    def __init__(self, encode: Callable[[str, bool], list[int]]) -> None:
+        self._encode = encode
+        self._kept: dict[tuple[str, bool], list[int]] = {}
+        """The oldest first."""
+        self._characters = 0
+
+    def ids(self, text: str, first: bool) -> list[int]:
+        key = (text, first)
+        found = self._kept.pop(key, None)
+        if found is None:
+            found = self._encode(text, first)
+            self._characters += len(text)
+        self._kept[key] = found
+        while self._characters > _PIECES_CHARACTERS:
+            oldest = next(iter(self._kept))
+            self._characters -= len(oldest[0])
+            del self._kept[oldest]
+        return found
 
 
 def _with_special(definition: bytes, contents: set[str]) -> bytes:
@@ -180,11 +213,15 @@ def _text(token: Any) -> str:
 
 
 def _find_template(folder: Path, config: dict[str, Any]) -> str | None:
-    """``chat_template.jinja``, else the string or the one named ``default`` in ``tokenizer_config.json``."""
+    """``chat_template.jinja``, else the string or the one named ``default`` in ``tokenizer_config.json`` or, as the
+    processors of older checkpoints have it, in ``chat_template.json``."""
     path = folder / "chat_template.jinja"
     if path.exists():
         return path.read_text(encoding="utf-8")
     template = config.get("chat_template")
+    path = folder / "chat_template.json"
+    if template is None and path.exists():
+        template = json.loads(path.read_text(encoding="utf-8")).get("chat_template")
     if isinstance(template, list):
         named = {entry["name"]: entry["template"] for entry in template}
         template = named.get("default")

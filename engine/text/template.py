@@ -4,13 +4,17 @@
 
 ``①`` is a private-use character that occurs nowhere else. So the control tokens in the rendered text are the template's
 own, all of them; the codec takes those out first, and puts people's words back as they were.
+
+What a template cannot take is found out once, by trying it, and then said in a way that it can: system texts go in
+front of the user's next message where there is no system role, and messages of the same role become one where roles
+must alternate. A model without a template is told of a conversation as :data:`PLAIN_TEMPLATE` writes it.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +28,21 @@ from engine.request import RequestError
 
 _PRIVATE_USE = range(0xE000, 0xF900)
 
-
 ROLES = ("system", "user", "assistant")
+
+PLAIN_TEMPLATE = """
+{%- for message in messages %}
+{%- set words = message.content | trim | replace('\\nUser:', '\\n User:') | replace('\\nAssistant:', '\\n Assistant:')
+%}
+{%- if message.role == 'system' %}{{ words + '\\n\\n' }}
+{%- elif message.role == 'user' %}{{ 'User: ' + words + '\\n' }}
+{%- else %}{{ 'Assistant: ' + words + '\\n' }}
+{%- endif %}{%- endfor %}
+{%- if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"""
+"""``User: …`` and ``Assistant: …``, each turn on a line of its own and its words as they are, a system text in front of
+all. A line of somebody's words that begins like a turn is moved in by a space."""
+PLAIN_STOPS = ("\nUser:",)
+"""What ends an answer in that format, so that the model does not go on as the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +66,7 @@ class ChatTemplate:
     def __init__(self, source: str, special_names: dict[str, str], control_tokens: Sequence[str]) -> None:
         self._source = source
         self._special_names = special_names
-        self._control_tokens = sorted(filter(None, control_tokens), key=len, reverse=True)
+        self._controls = _Controls.of(control_tokens)
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
         )
@@ -60,9 +77,24 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise ModelLoadError(f"The model's chat template cannot be read: {error}.", "damaged") from error
+        usable = self._says("user", "user")
+        self.has_system_role = not usable or self._says("system", "system", "user")
+        """Whether system texts reach the model as such; some templates raise on them, others leave them out."""
+        self._takes_repeats = not usable or self._says("user", "user", "user")
 
-    def render(self, messages: Sequence[ChatMessage]) -> RenderedChat:
+    def _says(self, wanted: str, *roles: str) -> bool:
+        """Whether the template takes messages of these roles and writes what the one of role ``wanted`` says."""
+        conversation = [{"role": role, "content": f"probe{role}"} for role in roles]
+        try:
+            return f"probe{wanted}" in self._run(conversation)
+        except RequestError:
+            return False
+
+    def render(self, messages: Sequence[ChatMessage], continues: bool = False) -> RenderedChat:
         """The conversation as the model expects it, ending where the assistant's answer begins.
+
+        ``continues``: the last message is an answer that goes on. The text ends right behind it: it is what the model
+        was given for that answer, and then the answer as it wrote it, thoughts and white space included.
 
         Raises :class:`RequestError` with the template's own words where it refuses the conversation.
         """
@@ -71,28 +103,84 @@ class ChatTemplate:
         for message in messages:
             if message.role not in ROLES:
                 raise RequestError(f"role is {message.role!r}; it must be one of {', '.join(ROLES)}")
-        guard = _Guard(self._control_tokens, [self._source, *(message.content for message in messages)])
-        conversation = [{"role": message.role, "content": guard.apply(message.content)} for message in messages]
+        begun = ""
+        if continues:
+            *messages, last = messages
+            if last.role != "assistant" or not messages:
+                raise RequestError("only an assistant's message that answers another can go on")
+            begun = last.content
+        told = self._adapted(messages)
+        guard = _Guard(self._controls, [self._source, begun, *(message.content for message in told)])
+        conversation = [{"role": message.role, "content": guard.apply(message.content)} for message in told]
+        return RenderedChat(self._run(conversation) + guard.apply(begun), guard.stand_ins)
+
+    def _adapted(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+        """The messages as this template can take them."""
+        if not self.has_system_role:
+            messages = _fold_system(messages)
+        return messages if self._takes_repeats else _join_repeats(messages)
+
+    def _run(self, conversation: list[dict[str, str]]) -> str:
         try:
-            text = self._template.render(
+            return self._template.render(
                 messages=conversation, add_generation_prompt=True, tools=None, documents=None, **self._special_names
             )
         except jinja2.TemplateError as error:
             raise RequestError(f"the model's chat template refuses this conversation: {error}") from error
         except Exception as error:  # a template is a program of its own
             raise RequestError(f"the model's chat template fails on this conversation: {error!r}") from error
-        return RenderedChat(text, guard.stand_ins)
+
+
+def _fold_system(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """System texts in front of the user's next message; behind the last one, as a message of the user's."""
+    folded: list[ChatMessage] = []
+    waiting: list[str] = []
+    for message in messages:
+        if message.role == "system":
+            waiting += [message.content] if message.content.strip() else []
+        elif waiting and message.role == "user":
+            folded.append(ChatMessage("user", "\n\n".join([*waiting, message.content])))
+            waiting = []
+        else:
+            folded.append(message)
+    return [*folded, ChatMessage("user", "\n\n".join(waiting))] if waiting else folded
+
+
+def _join_repeats(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    joined: list[ChatMessage] = []
+    for message in messages:
+        if joined and joined[-1].role == message.role:
+            joined[-1] = ChatMessage(message.role, f"{joined[-1].content}\n\n{message.content}")
+        else:
+            joined.append(message)
+    return joined
+
+
+@dataclass(frozen=True, slots=True)
+class _Controls:
+    """The strings that must not come out of people's words, prepared for looking for them."""
+
+    tokens: tuple[str, ...]
+    """Longest first."""
+    first_characters: frozenset[str]
+    beginnings: frozenset[str]
+    """All that could be completed to one."""
+    longest_beginning: int
+
+    @classmethod
+    def of(cls, tokens: Sequence[str]) -> _Controls:
+        ordered = tuple(sorted(filter(None, tokens), key=len, reverse=True))
+        beginnings = frozenset(token[:length] for token in ordered for length in range(1, len(token)))
+        return cls(ordered, frozenset(token[0] for token in ordered), beginnings, max(map(len, beginnings), default=0))
 
 
 class _Guard:
     """Replaces control tokens in people's words by characters that occur in none of ``texts``."""
 
-    def __init__(self, control_tokens: Sequence[str], texts: Sequence[str]) -> None:
-        taken = set().union(*control_tokens, *texts)
-        self._free = (chr(code) for code in _PRIVATE_USE if chr(code) not in taken)
-        self._control_tokens = control_tokens
-        self._beginnings = {token[:length] for token in control_tokens for length in range(1, len(token))}
-        self._longest = max(map(len, self._beginnings), default=0)
+    def __init__(self, controls: _Controls, texts: Sequence[str]) -> None:
+        self._controls = controls
+        self._texts = texts
+        self._free: Iterator[str] | None = None
         self._character_of: dict[str, str] = {}
 
     @property
@@ -100,19 +188,24 @@ class _Guard:
         return {character: original for original, character in self._character_of.items()}
 
     def apply(self, text: str) -> str:
-        for token in self._control_tokens:
-            if token in text:
-                text = text.replace(token, self._stand_in(token))
+        controls = self._controls
+        if any(character in text for character in controls.first_characters):
+            for token in controls.tokens:
+                if token in text:
+                    text = text.replace(token, self._stand_in(token))
         # The beginning of a token at the very end could be completed by what the template writes behind it.
         guarded, end = text, len(text)
-        for length in range(1, min(self._longest, end) + 1):
-            if text[end - length :] in self._beginnings:
+        for length in range(1, min(controls.longest_beginning, end) + 1):
+            if text[end - length :] in controls.beginnings:
                 split = end - length + 1
                 guarded = guarded[:split] + self._stand_in("") + guarded[split:]
         return guarded
 
     def _stand_in(self, original: str) -> str:
         if original not in self._character_of:
+            if self._free is None:
+                taken = set().union(*self._controls.tokens, *self._texts)
+                self._free = (chr(code) for code in _PRIVATE_USE if chr(code) not in taken)
             character = next(self._free, None)
             if character is None:
                 raise RequestError("the conversation uses every private-use character; take some out")

@@ -6,13 +6,14 @@ record is genuine and every test is the same each time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from engine.client import EngineDied
 from engine.config import ConfigError, EngineConfig, SchedulerConfig
 from engine.core import EngineCore, StepResult
+from engine.fitting import count_chat, fit_request
 from engine.floor import Turn
 from engine.frames import FrameStream
 from engine.messages import (
@@ -20,11 +21,13 @@ from engine.messages import (
     AckFrame,
     AddRequest,
     AnyReply,
+    ChatMessage,
     Command,
     Compare,
     CompareDone,
     CompareProgress,
     ConfigRefused,
+    ContextCut,
     CountTokens,
     Hello,
     LoadFailed,
@@ -39,9 +42,9 @@ from engine.messages import (
     SetPace,
     SetPriority,
     StepOnce,
-    TokenCount,
 )
 from engine.recording import RunHeader
+from engine.request import RequestError
 from engine.run_log import RunLog
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
 from tests.oracles import VOCAB_SIZE, KVCheckingRunner
@@ -150,8 +153,8 @@ class ScriptedClient:
                     core.reconfigure(scheduler)
                 except ConfigError as error:
                     self.deliver(ConfigRefused(str(error)))
-            case CountTokens(query_id=query_id, messages=messages):
-                self.deliver(TokenCount(query_id, sum(len(m.content) // 4 for m in messages)))
+            case CountTokens():
+                self.deliver(count_chat(command, chat_ids, core.limits.longest))
             case SetPace(paused=paused):
                 self._pace(paused and self._turn is None)
             case StepOnce():
@@ -286,9 +289,21 @@ class ScriptedClient:
 
     def _add(self, command: AddRequest) -> None:
         assert self.core is not None
+        if command.messages is not None:
+            try:
+                fitted = fit_request(command, chat_ids, self.core.limits.longest)
+            except RequestError as error:
+                self.core.reject(command.request_id, str(error))
+                return
+            if fitted.dropped_messages:
+                prompt_tokens = len(fitted.prompt_token_ids)
+                self.deliver(ContextCut(command.request_id, fitted.dropped_messages, prompt_tokens))
+            length = len(fitted.prompt_token_ids)
+        else:
+            length = command.prompt_tokens or len(command.prompt or "") // 4 or 1
         self.core.add_request(
             command.request_id,
-            _prompt(command),
+            _prompt(command, length),
             command.params,
             priority=command.priority,
             user=command.user,
@@ -297,13 +312,18 @@ class ScriptedClient:
         )
 
 
-def _prompt(command: AddRequest) -> list[int]:
+def chat_ids(messages: Sequence[ChatMessage], continues: bool = False) -> list[int]:
+    """A prompt of a token for every four characters of the messages, and eight for what a template writes."""
+    if not messages:
+        raise RequestError("messages is empty; a conversation needs at least one message")
+    if continues and messages[-1].role != "assistant":
+        raise RequestError("only an assistant's message can go on")
+    return [0] * (8 + sum(len(message.content) // 4 for message in messages))
+
+
+def _prompt(command: AddRequest, length: int) -> list[int]:
     if command.prompt_token_ids is not None:
         return list(command.prompt_token_ids)
-    if command.messages is not None:
-        length = 8 + sum(len(message.content) // 4 for message in command.messages)
-    else:
-        length = command.prompt_tokens or len(command.prompt or "") // 4 or 1
     return [(31 * command.synthetic_seed + 7 * command.request_id + i) % VOCAB_SIZE for i in range(length)]
 
 

@@ -190,7 +190,7 @@ def test_counting_tokens(bridge, client, qtbot) -> None:
     query = bridge.count_tokens([ChatMessage("user", "x" * 40)])
     qtbot.waitUntil(lambda: bool(heard.of("token_counted")))
     [answer] = heard.of("token_counted")
-    assert (answer.query_id, answer.tokens) == (query, 10)
+    assert (answer.query_id, answer.tokens) == (query, 18)
 
 
 def test_frames_come_slower_where_they_cost_tokens() -> None:

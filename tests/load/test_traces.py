@@ -359,7 +359,7 @@ def test_texts_are_clipped_by_whoever_has_the_tokenizer() -> None:
 def test_the_engine_cuts_a_text_to_the_tokens_it_was_told() -> None:
     clock = Clock()
     core = FakeCore(clock)
-    intake = Intake(FakeCodec(), SimpleNamespace(vocab_size=500, max_model_len=100))
+    intake = Intake(FakeCodec(), SimpleNamespace(vocab_size=500, max_model_len=100), lambda cut: None)
     params = SamplingParams(max_tokens=2)
     for number, limit in enumerate((5, None), start=1):
         command = AddRequest(number, params, prompt="hello world", prompt_limit=limit, ends_after=2, arrival_time=0.0)

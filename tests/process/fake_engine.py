@@ -26,11 +26,12 @@ class LetterCodec:
 
     special_ids = frozenset({0, 1})
     vocab_size = VOCAB
+    chat_stops = ()
 
     def encode(self, text: str) -> list[int]:
         return [2 + ord(letter) % (VOCAB - 2) for letter in text]
 
-    def encode_chat(self, messages: list[ChatMessage]) -> list[int]:
+    def encode_chat(self, messages: list[ChatMessage], continues: bool = False) -> list[int]:
         if messages[0].role == "system":
             raise RequestError("this model's chat template has no place for a system message")
         if messages[0].content == "template bug":

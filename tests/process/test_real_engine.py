@@ -135,7 +135,6 @@ BAD_REQUESTS = {
     "id far beyond the vocabulary": ({"prompt_token_ids": [10**9]}, "1,?000,?000,?000"),
     "negative id": ({"prompt_token_ids": [3, -1]}, "-1"),
     "id of 70 bits": ({"prompt_token_ids": [2**70]}, "cannot be sent"),
-    "system message": ({"messages": [ChatMessage("system", "be kind")]}, "no system message here"),
     "unknown role": ({"messages": [ChatMessage("user", "a"), ChatMessage("wizard", "b")]}, "wizard"),
 }
 

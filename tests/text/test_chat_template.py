@@ -205,18 +205,11 @@ def test_private_use_characters_in_words_survive(tmp_path: Path) -> None:
 # Refusals ------------------------------------------------------------------------------------------------------------
 
 
-def test_no_template_is_said_and_plain_text_still_works(tmp_path: Path) -> None:
-    codec = TextCodec.from_folder(save(tmp_path / "model", byte_level(), template=None))
-    assert not codec.has_chat_template
-    with pytest.raises(RequestError, match=r"no chat template.*plain text"):
-        codec.encode_chat(messages([("user", "Hi")]))
-    assert codec.encode("Hi")
-
-
 def test_the_templates_own_refusal_is_passed_on(tmp_path: Path) -> None:
-    codec = TextCodec.from_folder(save(tmp_path / "model", byte_level(), MISTRAL))
-    with pytest.raises(RequestError, match="Only user and assistant roles are supported!"):
-        codec.encode_chat(messages([("system", "Be brief."), ("user", "Hi")]))
+    template = "{{ raise_exception('Not with me!') }}"
+    codec = TextCodec.from_folder(save(tmp_path / "model", byte_level(), template))
+    with pytest.raises(RequestError, match="Not with me!"):
+        codec.encode_chat(messages([("user", "Hi")]))
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import QObject, QTimer, Signal
 
 from engine.client import EngineDied
 from engine.events import RequestState
-from engine.messages import ChatMessage, LoadFailed, Loading, ModelInfo, Output
-from engine.request import RequestStatus, SamplingParams
+from engine.fitting import count_chat, fit_request
+from engine.messages import (
+    AddRequest,
+    ChatMessage,
+    ContextCut,
+    CountTokens,
+    LoadFailed,
+    Loading,
+    ModelInfo,
+    Output,
+)
+from engine.request import RequestError, RequestStatus, SamplingParams
 from engine.run_state import RunState
+from tests.app.scripted import chat_ids
 
 INFO = ModelInfo(
     name="starter",
@@ -46,6 +57,7 @@ class FakeBridge(QObject):
     stepped = Signal()
     state_changed = Signal(str)
     token_counted = Signal(object)
+    context_cut = Signal(object)
     paced = Signal(bool)
     compare_progress = Signal(object)
     compare_done = Signal(object)
@@ -57,9 +69,11 @@ class FakeBridge(QObject):
         self.paused = self.comparing = False
         self.info = INFO if state == "ready" else None
         self.requests: dict[int, tuple[list[ChatMessage], SamplingParams]] = {}
+        self.asked: dict[int, AddRequest] = {}
         self.aborted: list[int] = []
         self.restarts = 0
         self._next = 1
+        self._query = 0
 
     # What the chat calls -----------------------------------------------------------------------------------------
 
@@ -71,14 +85,47 @@ class FakeBridge(QObject):
         user: str = "",
         arrival_time: float | None = None,
         priority: int = 0,
+        continues: bool = False,
+        drop_oldest: bool = False,
     ) -> int:
         assert self.state == "ready"
         number, self._next = self._next, self._next + 1
         self.requests[number] = (list(messages), params)
+        self.asked[number] = AddRequest(
+            number,
+            params,
+            list(messages),
+            continues,
+            drop_oldest,
+            priority=priority,
+            user=user,
+            arrival_time=arrival_time,
+        )
+        QTimer.singleShot(0, self, lambda: self._fit(self.asked[number]))
         self.run_state.requests[number] = RequestState(
             number, arrival_time or 0.0, 20, params.max_tokens or 0, 0, user, RequestStatus.WAITING, 0, 0, 0, 0, []
         )
         return number
+
+    def _fit(self, command: AddRequest) -> None:
+        try:
+            fitted = fit_request(command, chat_ids, INFO.max_model_len)
+        except RequestError as error:
+            self.finish(command.request_id, reason="error", error=str(error))
+            return
+        if fitted.dropped_messages:
+            prompt_tokens = len(fitted.prompt_token_ids)
+            self.context_cut.emit(ContextCut(command.request_id, fitted.dropped_messages, prompt_tokens))
+
+    def count_tokens(
+        self, messages: Sequence[ChatMessage], continues: bool = False, max_tokens: int | None = None
+    ) -> int:
+        self._query += 1
+        query = CountTokens(self._query, list(messages), continues, max_tokens)
+        if self.state == "ready":
+            answer = count_chat(query, chat_ids, INFO.max_model_len)
+            QTimer.singleShot(0, self, lambda: self.token_counted.emit(answer))
+        return query.query_id
 
     def abort(self, request_id: int) -> None:
         self.aborted.append(request_id)
