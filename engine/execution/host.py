@@ -35,6 +35,13 @@ def available_memory(cgroup: Path = _CGROUP) -> int:
     return available
 
 
+def memory_limit(cgroup: Path = _CGROUP) -> int:
+    """Bytes that this machine, or this container, has in all."""
+    total = int(psutil.virtual_memory().total)
+    limit = _read_words(cgroup / "memory.max")
+    return min(total, int(limit[0])) if limit and limit[0].isdigit() else total
+
+
 def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
