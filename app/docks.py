@@ -26,6 +26,7 @@ from PySide6.QtGui import QGuiApplication, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QMenu, QWidget
 
 from app.theme import RADIUS, Theme
+from app.translation import tr
 from app.widgets import Card, paint_surface
 
 ArrangementName = Literal["chat", "monitor", "lab", "comparison"]
@@ -67,9 +68,9 @@ class Dock(QDockWidget):
 
     def _offer(self, position: QPoint) -> None:
         menu = QMenu(self)
-        float_action = menu.addAction("Dock" if self.isFloating() else "Float")
+        float_action = menu.addAction(tr("Dock") if self.isFloating() else tr("Float"))
         float_action.triggered.connect(lambda: self.setFloating(not self.isFloating()))
-        menu.addAction("Hide").triggered.connect(self.close)
+        menu.addAction(tr("Hide")).triggered.connect(self.close)
         menu.addSeparator()
         self.menu_opens.emit(menu)
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)

@@ -6,6 +6,7 @@ from app.chat.notice import NoticeBar
 from app.engine_bridge import EngineBridge
 from app.lab.compare_progress import progress_sentence
 from app.theme import Theme
+from app.translation import tr
 from app.words import as_sentence, count
 from engine.messages import CompareProgress
 
@@ -28,12 +29,16 @@ class HoldNotice(NoticeBar):
         if bridge.state == "ready" and bridge.comparing:
             sentence = comparing_sentence(self._progress)
             if sentence != self.text:
-                self.say(sentence, action=("Cancel", bridge.cancel_compare))
+                self.say(sentence, action=(tr("Cancel"), bridge.cancel_compare))
         elif bridge.state == "ready" and bridge.paused:
             step = bridge.run_state.step
             self.say(
-                f"Paused after step {step:,}: chats and loads wait until it runs on (F8), or take single steps (F10).",
-                action=("Run on", lambda: bridge.set_paused(False)),
+                tr(
+                    "Paused after step {step:,}: chats and loads wait until it runs on (F8), or take single steps "
+                    "(F10).",
+                    step=step,
+                ),
+                action=(tr("Run on"), lambda: bridge.set_paused(False)),
             )
         else:
             self.expire()
@@ -41,10 +46,12 @@ class HoldNotice(NoticeBar):
 
 def comparing_sentence(progress: CompareProgress | None) -> str:
     """That a comparison has the engine, and how far it is."""
-    begun = "A comparison has the engine; chats and loads wait for it."
+    begun = tr("A comparison has the engine; chats and loads wait for it.")
     if progress is None:
         return begun
     if progress.run < 0:
         waits = count(max(0, progress.requests - progress.completed), "answer")
-        return f"A comparison begins when {waits} that run have ended; what is sent from here on waits for it."
+        return tr(
+            "A comparison begins when {waits} that run have ended; what is sent from here on waits for it.", waits=waits
+        )
     return f"{begun} {as_sentence(progress_sentence(progress))}"

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+from app.translation import tr
 from engine.config import DISCIPLINES, ORDERS, PREEMPTIONS
 
 KNOBS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "discipline": ("Discipline: who joins the batch, and when", DISCIPLINES),
-    "order": ("Order of the waiting queue", ORDERS),
-    "preemption": ("Preemption: what happens to a request whose memory is taken", PREEMPTIONS),
+    "discipline": (tr("Discipline: who joins the batch, and when"), DISCIPLINES),
+    "order": (tr("Order of the waiting queue"), ORDERS),
+    "preemption": (tr("Preemption: what happens to a request whose memory is taken"), PREEMPTIONS),
 }
 """Field of :class:`SchedulerConfig` -> what it is, and its values."""
 MEANINGS: dict[str, dict[str, str]] = {
     "discipline": {
-        "static": "a batch joins and leaves together, padded to its longest; rows that are over run on",
-        "orca": "joins at every step, whole prompts; memory is reserved up to max_tokens",
-        "vllm": "joins at every step, prompts in chunks; memory block by block, the last in line is preempted",
-        "tgi": "the waiting join once they are many enough; their prefill pauses decoding",
-        "trtllm-no-evict": "joins once the memory for its whole answer is sure; nobody is preempted",
-        "trtllm-max-util": "as many join as fit now; the newest is paused when memory is gone",
+        "static": tr("a batch joins and leaves together, padded to its longest; rows that are over run on"),
+        "orca": tr("joins at every step, whole prompts; memory is reserved up to max_tokens"),
+        "vllm": tr("joins at every step, prompts in chunks; memory block by block, the last in line is preempted"),
+        "tgi": tr("the waiting join once they are many enough; their prefill pauses decoding"),
+        "trtllm-no-evict": tr("joins once the memory for its whole answer is sure; nobody is preempted"),
+        "trtllm-max-util": tr("as many join as fit now; the newest is paused when memory is gone"),
     },
     "order": {
-        "fcfs": "first come, first served",
-        "priority": "the lower number first; waiting counts where ageing is set",
-        "fair": "first the user who was served least, by weight",
+        "fcfs": tr("first come, first served"),
+        "priority": tr("the lower number first; waiting counts where ageing is set"),
+        "fair": tr("first the user who was served least, by weight"),
     },
     "preemption": {
-        "recompute": "its blocks are freed, its tokens computed again",
-        "swap": "its blocks move to host memory and back",
-        "auto": "whichever of the two is estimated to take less time",
+        "recompute": tr("its blocks are freed, its tokens computed again"),
+        "swap": tr("its blocks move to host memory and back"),
+        "auto": tr("whichever of the two is estimated to take less time"),
     },
 }
 """In a few words, as far as there are any: a discipline is a file, and its name alone will do."""
@@ -35,23 +36,23 @@ NAMES: dict[str, str] = {
     "discipline": "discipline",
     "order": "order",
     "preemption": "preemption",
-    "max_num_seqs": "max sequences",
+    "max_num_seqs": tr("max sequences"),
     "max_num_batched_tokens": "budget",
-    "chunked_prefill": "chunked prefill",
-    "chunk_size": "chunk size",
+    "chunked_prefill": tr("chunked prefill"),
+    "chunk_size": tr("chunk size"),
     "watermark": "watermark",
     "ageing": "ageing",
-    "user_weights": "user weights",
-    "static_delivery": "static delivery",
-    "waiting_served_ratio": "waiting-served ratio",
-    "max_waiting_tokens": "max waiting tokens",
+    "user_weights": tr("user weights"),
+    "static_delivery": tr("static delivery"),
+    "waiting_served_ratio": tr("waiting-served ratio"),
+    "max_waiting_tokens": tr("max waiting tokens"),
     "speculative": "speculation",
-    "draft_tokens": "draft tokens",
+    "draft_tokens": tr("draft tokens"),
 }
 """What each knob is called in the window, by its field of :class:`SchedulerConfig`."""
 UNSET: dict[str, str] = {
     "max_num_batched_tokens": "auto",
-    "chunk_size": "the budget's rest",
+    "chunk_size": tr("the budget's rest"),
     "ageing": "none",
 }
 """What a knob without a value does."""

@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QHBoxLayout, QMenu, QToolButton, QWidget
 
 from app.knob_words import KNOBS, meaning
 from app.theme import SPACING
+from app.translation import tr
 from engine.config import SchedulerConfig
 from engine.run_state import RunState
 
@@ -46,7 +47,7 @@ class KnobButton(QToolButton):
         self.setText(f"{value} → {pending} ▾" if pending else f"{value} ▾")
         lines = [self._title, meaning(self.knob, value)]
         if pending:
-            lines.append(f"then {meaning(self.knob, pending)}, when the batch has drained")
+            lines.append(tr("then {meaning}, when the batch has drained", meaning=meaning(self.knob, pending)))
         self.setToolTip("\n".join(lines))
         self.setAccessibleDescription("; ".join(lines[1:]))
         action = self.actions_by_value.get(pending or value)

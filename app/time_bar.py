@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QHBoxLayout, QSlider, QToolButton, QWidget
 from app.scope.panel import ScopeSource
 from app.scope.time_travel import TimeTravel
 from app.theme import PADDING, SPACING, Theme
+from app.translation import tr
 from app.widgets import Figure, button, paint_surface
 from app.words import seconds_label
 
@@ -27,20 +28,20 @@ class TimeBar(QWidget):
         self._theme = theme
         self._source = source
         self._travel = travel
-        self.setAccessibleName("Time")
-        self.pause_button = _tool("⏸", "Pause")
+        self.setAccessibleName(tr("Time"))
+        self.pause_button = _tool("⏸", tr("Pause"))
         self.pause_button.setCheckable(True)
         self.pause_button.clicked.connect(self.pause_wanted)
-        self.step_button = _tool("⏭", "Step")
+        self.step_button = _tool("⏭", tr("Step"))
         self.step_button.clicked.connect(self.step_wanted)
         self.slider = QSlider(Qt.Orientation.Horizontal)
-        self.slider.setAccessibleName("Step that is shown")
+        self.slider.setAccessibleName(tr("Step that is shown"))
         self.slider.setSingleStep(FEW)
         self.slider.setPageStep(MANY)
         self.slider.valueChanged.connect(self._slid)
         self.place = Figure("muted")
-        self.live_button = button("Live", "primary", "Back to the newest step")
-        self.live_button.setToolTip("Back to the newest step (Alt+End)")
+        self.live_button = button(tr("Live"), "primary", tr("Back to the newest step"))
+        self.live_button.setToolTip(tr("Back to the newest step (Alt+End)"))
         self.live_button.clicked.connect(travel.show_newest)
         self.row = QHBoxLayout(self)
         self.row.setContentsMargins(PADDING[0], 4, PADDING[2], 4)
@@ -67,11 +68,13 @@ class TimeBar(QWidget):
         self.pause_button.setEnabled(alive)
         self.pause_button.setChecked(paused)
         self.pause_button.setText("▶" if paused else "⏸")
-        name = "Run on" if paused else "Pause between two steps"
+        name = tr("Run on") if paused else tr("Pause between two steps")
         self.pause_button.setAccessibleName(name)
         self.pause_button.setToolTip(f"{name} (F8)")
         self.step_button.setEnabled(alive and paused)
-        self.step_button.setToolTip("Take one step (F10)" if paused else "Take one step (F10): pause first (F8)")
+        self.step_button.setToolTip(
+            tr("Take one step (F10)") if paused else tr("Take one step (F10): pause first (F8)")
+        )
         self.refresh()
 
     def refresh(self) -> None:
@@ -92,9 +95,9 @@ class TimeBar(QWidget):
     def _words(self, newest: int) -> str:
         moment = self._source.moment
         if moment is None:
-            return f"step {newest:,}" if newest else ""
+            return tr("step {newest:,}", newest=newest) if newest else ""
         ago = seconds_label(max(0.0, self._source.history.lanes.end - moment.time))
-        return f"step {moment.step:,} of {newest:,} · {ago} before the newest"
+        return tr("step {step:,} of {newest:,} · {ago} before the newest", step=moment.step, newest=newest, ago=ago)
 
     def _slid(self) -> None:
         if not self._jump.isActive():

@@ -14,6 +14,7 @@ from app.notices import LoadingNotice
 from app.scheduler_bar import SchedulerBar
 from app.scope.panel import ScopeSource
 from app.theme import PADDING, SPACING, Theme
+from app.translation import tr
 from app.widgets import Figure, Gauge, label, paint_surface
 from app.words import seconds_label
 from engine.messages import ModelInfo
@@ -79,14 +80,14 @@ class TopBar(QWidget):
         self._due = QTimer(self)
         self._due.setSingleShot(True)
         self._due.timeout.connect(self._refresh_rates)
-        self.model_button = _menu_button("No model", model_menu, "Model menu")
-        self.view_button = _menu_button("View", view_menu, "View menu")
-        self.running = Gauge("running", "Requests in the batch")
-        self.waiting = Gauge("waiting", "Requests in the queue, preempted ones included")
-        self.kv = Gauge("KV", "Share of the KV blocks that requests refer to")
-        self.preempted = Gauge("preempted", "Preemptions since the engine started")
-        self.output = Gauge("output", "Output tokens per second, the mean over the steps of the last two seconds")
-        self.ttft = Gauge("TTFT p50", "Median time from arrival to first token, of the last minute")
+        self.model_button = _menu_button(tr("No model"), model_menu, tr("Model menu"))
+        self.view_button = _menu_button(tr("View"), view_menu, tr("View menu"))
+        self.running = Gauge("running", tr("Requests in the batch"))
+        self.waiting = Gauge("waiting", tr("Requests in the queue, preempted ones included"))
+        self.kv = Gauge(tr("KV"), tr("Share of the KV blocks that requests refer to"))
+        self.preempted = Gauge("preempted", tr("Preemptions since the engine started"))
+        self.output = Gauge("output", tr("Output tokens per second, the mean over the steps of the last two seconds"))
+        self.ttft = Gauge(tr("TTFT p50"), tr("Median time from arrival to first token, of the last minute"))
         self.scheduler = SchedulerBar()
         self.pending = Figure("muted")
         """That a discipline takes over, and when."""
@@ -99,7 +100,7 @@ class TopBar(QWidget):
         row = QHBoxLayout(self)
         row.setContentsMargins(PADDING[0], 7, PADDING[2], 7)
         row.setSpacing(SPACING)
-        row.addWidget(label("Batchscope", "title"))
+        row.addWidget(label(tr("Batchscope"), "title"))
         row.addSpacing(4)
         row.addWidget(self.model_button)
         row.addWidget(self.view_button)
@@ -112,10 +113,10 @@ class TopBar(QWidget):
     def paintEvent(self, event: QPaintEvent) -> None:
         paint_surface(QPainter(self), QRectF(self.rect()), self._theme.card, self._theme.line)
 
-    def show_model(self, info: ModelInfo | None, name: str = "No model") -> None:
+    def show_model(self, info: ModelInfo | None, name: str = tr("No model")) -> None:
         """What is loaded, or ``name`` where nothing is."""
         if info is not None:
-            device = "CPU" if info.device == "cpu" else info.device.upper()
+            device = tr("CPU") if info.device == "cpu" else info.device.upper()
             self.model_button.setToolTip(_model_sentence(info))
             self.model_button.setText(f"{self._elided(info.name)} · {info.dtype} · {device} ▾")
         else:
@@ -165,7 +166,7 @@ class TopBar(QWidget):
         self.preempted.set_text(f"{state.totals.preemptions:,}" if known else "–")
         self.scheduler.refresh(state, self._source.scheduler, alive=self.alive)
         after = state.pending_discipline if known else ""
-        self.pending.say(f"→ {after} when the batch has drained" if after else "")
+        self.pending.say(tr("→ {after} when the batch has drained", after=after) if after else "")
 
     def _refresh_rates(self) -> None:
         self._due.stop()
@@ -195,13 +196,34 @@ def _menu_button(text: str, menu: QMenu, accessible: str) -> QToolButton:
 def _model_sentence(info: ModelInfo) -> str:
     return "\n".join(
         (
-            f"{info.name}: {info.architecture}, {info.parameters / 1e6:,.0f} million parameters",
-            f"{info.weight_bytes / 2**20:,.0f} MiB of weights in {info.dtype}, {info.device}, {info.threads} threads",
-            f"backend {info.backend}: {info.backend_reason}",
-            f"KV cache: {info.num_blocks:,} blocks of {info.block_size} tokens, "
-            f"{info.num_blocks * info.kv_bytes_per_block / 2**20:,.0f} MiB in {info.kv_dtype}",
-            f"context up to {info.max_model_len:,} tokens, {info.token_budget:,} tokens a step, "
-            f"{info.max_num_seqs:,} requests at once",
-            f"loaded in {info.load_seconds:.1f} s",
+            tr(
+                "{name}: {architecture}, {parameters:,.0f} million parameters",
+                name=info.name,
+                architecture=info.architecture,
+                parameters=info.parameters / 1000000.0,
+            ),
+            tr(
+                "{weight_bytes:,.0f} MiB of weights in {dtype}, {device}, {threads} threads",
+                weight_bytes=info.weight_bytes / 2**20,
+                dtype=info.dtype,
+                device=info.device,
+                threads=info.threads,
+            ),
+            tr("backend {backend}: {backend_reason}", backend=info.backend, backend_reason=info.backend_reason),
+            tr(
+                "KV cache: {num_blocks:,} blocks of {block_size} tokens, {num_blocks2:,.0f} MiB in {kv_dtype}",
+                num_blocks=info.num_blocks,
+                block_size=info.block_size,
+                num_blocks2=info.num_blocks * info.kv_bytes_per_block / 2**20,
+                kv_dtype=info.kv_dtype,
+            ),
+            tr(
+                "context up to {max_model_len:,} tokens, {token_budget:,} tokens a step, "
+                "{max_num_seqs:,} requests at once",
+                max_model_len=info.max_model_len,
+                token_budget=info.token_budget,
+                max_num_seqs=info.max_num_seqs,
+            ),
+            tr("loaded in {load_seconds:.1f} s", load_seconds=info.load_seconds),
         )
     )

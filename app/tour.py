@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from app.docks import ArrangementName
 from app.theme import PADDING, SPACING, Theme
+from app.translation import tr
 from app.widgets import button, label, paint_surface
 from engine.config import EngineConfig
 from engine.workload import load_scenario
@@ -37,36 +38,44 @@ class Stop:
 
 STOPS = (
     Stop(
-        "A static batch is a bus",
-        "Three requests of different lengths ride together, and nobody gets off before the last one does. In the "
-        "timeline, the crosshatched ends of the short lanes are padding: computed, and thrown away.",
+        tr("A static batch is a bus"),
+        tr(
+            "Three requests of different lengths ride together, and nobody gets off before the last one does. In the "
+            "timeline, the crosshatched ends of the short lanes are padding: computed, and thrown away."
+        ),
         "bus-and-metro",
         "static",
         "monitor",
         ("occupancy", "timeline"),
     ),
     Stop(
-        "Continuous batching is a metro",
-        "The same three requests, planned anew at every step. Whoever is done leaves at once: no padding, and the "
-        "lanes end one after the other. The bars of the batch occupancy shrink with the riders.",
+        tr("Continuous batching is a metro"),
+        tr(
+            "The same three requests, planned anew at every step. Whoever is done leaves at once: no padding, and the "
+            "lanes end one after the other. The bars of the batch occupancy shrink with the riders."
+        ),
         "bus-and-metro",
         "vllm",
         "monitor",
         ("occupancy", "timeline"),
     ),
     Stop(
-        "Rush hour",
-        "More requests arrive than this machine can serve, and one in four is urgent. In the queue each says why it "
-        "waits and about how long; the urgent ones pass the others. Drag one up, and it joins sooner.",
+        tr("Rush hour"),
+        tr(
+            "More requests arrive than this machine can serve, and one in four is urgent. In the queue each says why "
+            "it waits and about how long; the urgent ones pass the others. Drag one up, and it joins sooner."
+        ),
         "rush-hour",
         "vllm",
         "monitor",
         ("queue", "latency"),
     ),
     Stop(
-        "Memory runs out",
-        "Twelve requests in a pool that holds about four whole ones. The block map fills up, the latest gives its "
-        "blocks back, and the ledger says who, for whom and at what cost. Click an entry to go to its moment.",
+        tr("Memory runs out"),
+        tr(
+            "Twelve requests in a pool that holds about four whole ones. The block map fills up, the latest gives its "
+            "blocks back, and the ledger says who, for whom and at what cost. Click an entry to go to its moment."
+        ),
         "kv-crunch",
         "vllm",
         "monitor",
@@ -86,15 +95,15 @@ class TourBar(QWidget):
     def __init__(self, theme: Theme) -> None:
         super().__init__()
         self._theme = theme
-        self.setAccessibleName("Tour")
+        self.setAccessibleName(tr("Tour"))
         self.title = label("", "title")
         self.text = label("")
         self.text.setWordWrap(True)
         self.state = label("", "muted")
-        self.back = button("Back", "flat")
-        self.again = button("Once more", "flat", "Run this stop once more")
-        self.next = button("Next", "primary")
-        self.end = button("End the tour", "flat")
+        self.back = button(tr("Back"), "flat")
+        self.again = button(tr("Once more"), "flat", tr("Run this stop once more"))
+        self.next = button(tr("Next"), "primary")
+        self.end = button(tr("End the tour"), "flat")
         line = QHBoxLayout()
         line.setSpacing(SPACING)
         line.addWidget(self.title)
@@ -120,7 +129,7 @@ class TourBar(QWidget):
         self.title.setText(f"{index + 1} of {len(STOPS)}: {stop.title}")
         self.text.setText(stop.text)
         self.back.setEnabled(index > 0)
-        self.next.setText("Next" if index + 1 < len(STOPS) else "Finish")
+        self.next.setText(tr("Next") if index + 1 < len(STOPS) else tr("Finish"))
         self.next.setAccessibleName(self.next.text())
         self.show()
 
@@ -164,9 +173,11 @@ class Tour(QObject):
             return
         settings.setValue(OFFERED, "yes")
         self._window.notice.say(
-            "New here? A tour of three minutes shows, on this machine, why continuous batching wins (later: View ▸ "
-            "Tour).",
-            action=("Take the tour", self.begin),
+            tr(
+                "New here? A tour of three minutes shows, on this machine, why continuous batching wins (later: View ▸ "
+                "Tour)."
+            ),
+            action=(tr("Take the tour"), self.begin),
         )
 
     def begin(self) -> None:
@@ -218,10 +229,10 @@ class Tour(QObject):
         bridge = window.bridge
         run = window.load_panel.run
         if bridge.state != "ready" or (run is not None and run.active):
-            self.bar.state.setText("waits for the engine")
+            self.bar.state.setText(tr("waits for the engine"))
             return
         if bridge.comparing:
-            self.bar.state.setText("waits until the comparison is over")
+            self.bar.state.setText(tr("waits until the comparison is over"))
             return
         if bridge.paused:
             bridge.set_paused(False)
@@ -230,7 +241,7 @@ class Tour(QObject):
         wanted = scenario.engine.config(base)
         wanted = replace(wanted, scheduler=replace(wanted.scheduler, discipline=stop.discipline))
         if replace(wanted, scheduler=bridge.config.scheduler) != bridge.config:
-            self.bar.state.setText("the engine starts with the memory that this stop needs")
+            self.bar.state.setText(tr("the engine starts with the memory that this stop needs"))
             self._restarting = True
             bridge.start(wanted)
             self._restarting = False
@@ -248,7 +259,7 @@ class Tour(QObject):
         if self._due:  # the stop before this one has been let go
             self._start_due()
             return
-        self.bar.state.setText("done: look around, run it once more, or go on")
+        self.bar.state.setText(tr("done: look around, run it once more, or go on"))
 
     def _engine_changed(self, state: str) -> None:
         if self.index is not None and not self._restarting and state in ("dead", "failed", "stopped"):

@@ -20,6 +20,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.theme import PADDING, RADIUS, SPACING, Theme
+from app.translation import tr
 
 HEADER_HEIGHT = 34
 """Title lines of all cards, whatever they hold, so that neighbours align."""
@@ -173,7 +174,7 @@ class Legend(QWidget):
         super().__init__(parent)
         self._theme = theme
         self._entries = entries
-        self.setAccessibleName("Legend: " + ", ".join(entry.text for entry in entries))
+        self.setAccessibleName(tr("Legend: ") + ", ".join(entry.text for entry in entries))
         self.setToolTip(", ".join(entry.text for entry in entries))
         self.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
         theme.changed.connect(self.update)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from app.translation import ntr, tr
 
 NOT_AVAILABLE = "n/a"
 """In place of a figure that has no sample."""
@@ -11,17 +13,17 @@ NOT_AVAILABLE = "n/a"
 
 def count(number: int, noun: str) -> str:
     """``1 block``, ``12 blocks``, ``1,204 tokens``."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return _COUNTED[noun](number)
 
 
 def are(number: int) -> str:
     """``is`` or ``are``, of so many."""
-    return "is" if number == 1 else "are"
+    return ntr("is", "are", number)
 
 
 def and_list(parts: Sequence[str]) -> str:
     """``a``, ``a and b``, ``a, b and c``."""
-    return f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else parts[0]
+    return tr("{first} and {last}", first=", ".join(parts[:-1]), last=parts[-1]) if len(parts) > 1 else parts[0]
 
 
 def as_sentence(text: str) -> str:
@@ -57,8 +59,36 @@ def bytes_label(size: int) -> str:
     if size < 1024:
         return f"{size} B"
     value, unit = size / 1024, "KiB"
-    for larger in ("MiB", "GiB", "TiB"):
+    for larger in ("MiB", "GiB", tr("TiB")):
         if value < 1000:
             break
         value, unit = value / 1024, larger
     return f"{value:.1f} {unit}" if value < 9.95 else f"{value:,.0f} {unit}"
+
+
+_COUNTED: dict[str, Callable[[int], str]] = {
+    "answer": lambda n: ntr("{count:,} answer", "{count:,} answers", n),
+    "block": lambda n: ntr("{count:,} block", "{count:,} blocks", n),
+    "cached block": lambda n: ntr("{count:,} cached block", "{count:,} cached blocks", n),
+    "chunk": lambda n: ntr("{count:,} chunk", "{count:,} chunks", n),
+    "computed token": lambda n: ntr("{count:,} computed token", "{count:,} computed tokens", n),
+    "continuation": lambda n: ntr("{count:,} continuation", "{count:,} continuations", n),
+    "core": lambda n: ntr("{count:,} core", "{count:,} cores", n),
+    "decode": lambda n: ntr("{count:,} decode", "{count:,} decodes", n),
+    "draft": lambda n: ntr("{count:,} draft", "{count:,} drafts", n),
+    "drafted token": lambda n: ntr("{count:,} drafted token", "{count:,} drafted tokens", n),
+    "preemption": lambda n: ntr("{count:,} preemption", "{count:,} preemptions", n),
+    "prompt": lambda n: ntr("{count:,} prompt", "{count:,} prompts", n),
+    "prompt token": lambda n: ntr("{count:,} prompt token", "{count:,} prompt tokens", n),
+    "request": lambda n: ntr("{count:,} request", "{count:,} requests", n),
+    "row": lambda n: ntr("{count:,} row", "{count:,} rows", n),
+    "run": lambda n: ntr("{count:,} run", "{count:,} runs", n),
+    "running place": lambda n: ntr("{count:,} running place", "{count:,} running places", n),
+    "running request": lambda n: ntr("{count:,} running request", "{count:,} running requests", n),
+    "seed": lambda n: ntr("{count:,} seed", "{count:,} seeds", n),
+    "slot": lambda n: ntr("{count:,} slot", "{count:,} slots", n),
+    "step": lambda n: ntr("{count:,} step", "{count:,} steps", n),
+    "token": lambda n: ntr("{count:,} token", "{count:,} tokens", n),
+    "variant": lambda n: ntr("{count:,} variant", "{count:,} variants", n),
+}
+"""By the noun in the singular. Each is written out, so that it can be translated."""

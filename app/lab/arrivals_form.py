@@ -10,17 +10,18 @@ from PySide6.QtWidgets import QWidget
 from app.lab.choice import Choice
 from app.lab.fields import decimal, form_layout, pair, whole
 from app.theme import Theme
+from app.translation import tr
 from engine.workload import Arrivals
 
 OWN = "own"
 KINDS = {
-    "at once": "all at once",
-    "closed loop": "closed loop: next when one is answered",
-    "constant": "constant rate",
-    "poisson": "Poisson",
-    "gamma": "gamma: burstier or more even",
-    "linear": "ramp, linear",
-    "exponential": "ramp, exponential",
+    "at once": tr("all at once"),
+    "closed loop": tr("closed loop: next when one is answered"),
+    "constant": tr("constant rate"),
+    "poisson": tr("Poisson"),
+    "gamma": tr("gamma: burstier or more even"),
+    "linear": tr("ramp, linear"),
+    "exponential": tr("ramp, exponential"),
 }
 MOST_RATE = 10_000.0
 
@@ -32,21 +33,21 @@ class ArrivalsForm(QWidget):
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.kind = Choice("Arrivals", theme)
+        self.kind = Choice(tr("Arrivals"), theme)
         for kind, title in KINDS.items():
             self.kind.addItem(title, kind)
-        self.concurrency = whole("Requests in flight", 1, 10_000, 4)
-        self.rate = decimal("Requests per second", 0.01, MOST_RATE, 2.0)
-        self.burstiness = decimal("Burstiness", 0.01, 1_000.0, 0.5)
-        self.burstiness.setToolTip("Shape of the gamma gaps: below 1 burstier than Poisson, above 1 more even")
-        self.start = decimal("Requests per second at the beginning of the ramp", 0.01, MOST_RATE, 1.0)
-        self.end = decimal("Requests per second at the end of the ramp", 0.01, MOST_RATE, 4.0)
+        self.concurrency = whole(tr("Requests in flight"), 1, 10_000, 4)
+        self.rate = decimal(tr("Requests per second"), 0.01, MOST_RATE, 2.0)
+        self.burstiness = decimal(tr("Burstiness"), 0.01, 1_000.0, 0.5)
+        self.burstiness.setToolTip(tr("Shape of the gamma gaps: below 1 burstier than Poisson, above 1 more even"))
+        self.start = decimal(tr("Requests per second at the beginning of the ramp"), 0.01, MOST_RATE, 1.0)
+        self.end = decimal(tr("Requests per second at the end of the ramp"), 0.01, MOST_RATE, 4.0)
         self._ramp = pair(self.start, self.end)
         self._form = form_layout(self)
         self._form.addRow("come", self.kind)
-        self._form.addRow("in flight", self.concurrency)
-        self._form.addRow("per second", self.rate)
-        self._form.addRow("per second", self._ramp)
+        self._form.addRow(tr("in flight"), self.concurrency)
+        self._form.addRow(tr("per second"), self.rate)
+        self._form.addRow(tr("per second"), self._ramp)
         self._form.addRow("burstiness", self.burstiness)
         for box in (self.concurrency, self.rate, self.burstiness, self.start, self.end):
             box.valueChanged.connect(lambda _value: self.changed.emit())
@@ -91,12 +92,14 @@ class ArrivalsForm(QWidget):
     def summary(self) -> str:
         kind, rate = self.kind.currentData(), f"{self.rate.value():g}/s"
         details = {
-            "closed loop": f"closed loop, {self.concurrency.value():,} in flight",
-            "constant": f"constant, {rate}",
-            "poisson": f"Poisson, {rate}",
-            "gamma": f"gamma, {rate}, burstiness {self.burstiness.value():g}",
-            "linear": f"linear, {self.start.value():g} to {self.end.value():g}/s",
-            "exponential": f"exponential, {self.start.value():g} to {self.end.value():g}/s",
+            "closed loop": tr("closed loop, {value:,} in flight", value=self.concurrency.value()),
+            "constant": tr("constant, {rate}", rate=rate),
+            "poisson": tr("Poisson, {rate}", rate=rate),
+            "gamma": tr("gamma, {rate}, burstiness {value:g}", rate=rate, value=self.burstiness.value()),
+            "linear": tr("linear, {value:g} to {value2:g}/s", value=self.start.value(), value2=self.end.value()),
+            "exponential": tr(
+                "exponential, {value:g} to {value2:g}/s", value=self.start.value(), value2=self.end.value()
+            ),
         }
         return details.get(kind) or self.kind.currentText()
 

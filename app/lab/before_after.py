@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from app.scope.changes import KnobChange
 from app.scope.samples import Percentiles, Samples
+from app.translation import tr
 from app.words import NOT_AVAILABLE, percent, seconds_label
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ FEWEST_STEPS = 5
 FEWEST_FOR_P50 = 5
 FEWEST_FOR_P99 = 100
 """Fewer samples than that say nothing of the slowest of a hundred."""
-TOO_FEW = "too few"
+TOO_FEW = tr("too few")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,17 @@ def _line(kind: _Kind, history: RunHistory, before: tuple[float, float], after: 
         # What is shown as 0 is not a base: it may be a single request for the time of one step.
         ratio = second.value / first.value if kind.text(first.value) != kind.text(0.0) else None
     cells = (_cell(figure, kind) for figure in (first, second))
-    return Line(kind.name, *cells, ratio, f"{kind.tip}; of {first.samples:,} before and {second.samples:,} after")
+    return Line(
+        kind.name,
+        *cells,
+        ratio,
+        tr(
+            "{tip}; of {samples:,} before and {samples2:,} after",
+            tip=kind.tip,
+            samples=first.samples,
+            samples2=second.samples,
+        ),
+    )
 
 
 def _cell(figure: Figure, kind: _Kind) -> str:
@@ -137,24 +148,40 @@ def _latency(name: str, samples: Callable[[RunHistory], Samples], meaning: str) 
     p50 = _percentile(samples, lambda found: found.p50, FEWEST_FOR_P50)
     p99 = _percentile(samples, lambda found: found.p99, FEWEST_FOR_P99)
     return (
-        _Kind(f"{name} p50", f"Median of {meaning}", p50, seconds_label),
-        _Kind(f"{name} p99", f"99th percentile of {meaning}, at least {FEWEST_FOR_P99}", p99, seconds_label),
+        _Kind(f"{name} p50", tr("Median of {meaning}", meaning=meaning), p50, seconds_label),
+        _Kind(
+            f"{name} p99",
+            tr(
+                "99th percentile of {meaning}, at least {fewest_for_p99}",
+                meaning=meaning,
+                fewest_for_p99=FEWEST_FOR_P99,
+            ),
+            p99,
+            seconds_label,
+        ),
     )
 
 
 _FIGURES: tuple[_Kind, ...] = (
-    _Kind("output tok/s", "Output tokens per second, steps", _per_second("output"), _number),
-    _Kind("prompt tok/s", "Prompt tokens computed for the first time, a second, steps", _per_second("prompt"), _number),
-    *_latency("TTFT", lambda history: history.latency.ttft, "the time from arrival to the first token, requests"),
-    *_latency("ITL", lambda history: history.latency.itl, "the time between two tokens, gaps"),
-    _Kind("running", "Requests in the batch, mean over time, steps", _mean("running", "seconds"), _number),
-    _Kind("waiting", "Requests in the queue, mean over time, steps", _mean("waiting", "seconds"), _number),
-    _Kind("preempt/min", "Preemptions per minute, steps", _per_second("preemptions", 60.0), _number),
+    _Kind(tr("output tok/s"), tr("Output tokens per second, steps"), _per_second("output"), _number),
     _Kind(
-        "KV use",
-        "KV blocks in use, share of the pool, mean over time, steps",
+        tr("prompt tok/s"),
+        tr("Prompt tokens computed for the first time, a second, steps"),
+        _per_second("prompt"),
+        _number,
+    ),
+    *_latency(
+        tr("TTFT"), lambda history: history.latency.ttft, tr("the time from arrival to the first token, requests")
+    ),
+    *_latency(tr("ITL"), lambda history: history.latency.itl, tr("the time between two tokens, gaps")),
+    _Kind("running", tr("Requests in the batch, mean over time, steps"), _mean("running", "seconds"), _number),
+    _Kind("waiting", tr("Requests in the queue, mean over time, steps"), _mean("waiting", "seconds"), _number),
+    _Kind("preempt/min", tr("Preemptions per minute, steps"), _per_second("preemptions", 60.0), _number),
+    _Kind(
+        tr("KV use"),
+        tr("KV blocks in use, share of the pool, mean over time, steps"),
         _mean("kv", "seconds"),
         percent,
     ),
-    _Kind("step time", "Mean time of a step, steps", _mean("seconds", "steps"), seconds_label),
+    _Kind(tr("step time"), tr("Mean time of a step, steps"), _mean("seconds", "steps"), seconds_label),
 )

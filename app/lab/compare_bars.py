@@ -20,6 +20,7 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.lab.compare_result import Cell
 from app.theme import AXIS_PX, SPACING, TEXT_PX, Theme
+from app.translation import tr
 from app.widgets import PATTERN_BRUSHES, TellingWidget
 
 ROW = 20
@@ -85,7 +86,7 @@ class BarGrid(TellingWidget):
         policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
-        self.setAccessibleName("Bars of the figures")
+        self.setAccessibleName(tr("Bars of the figures"))
         theme.changed.connect(self.update)
 
     def show_charts(self, charts: Sequence[BarChart]) -> None:

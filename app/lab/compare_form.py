@@ -13,12 +13,13 @@ from app.lab.fields import form_layout, text
 from app.lab.fold import Fold
 from app.lab.measure_form import MeasureForm
 from app.theme import SPACING, Theme
+from app.translation import tr
 from engine.config import DISCIPLINES
 
 USUAL_DISCIPLINES = ("static", "orca", "vllm")
 USUAL_WARM_UP = 1
 """Requests: the first run must not pay for what every first step of a process pays."""
-AUTOMATIC_BASELINE = "static, else the first"
+AUTOMATIC_BASELINE = tr("static, else the first")
 
 
 class CompareForm(QWidget):
@@ -28,21 +29,21 @@ class CompareForm(QWidget):
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.what = Choice("What to compare", theme)
-        self.what.addItem("Disciplines", None)
+        self.what = Choice(tr("What to compare"), theme)
+        self.what.addItem(tr("Disciplines"), None)
         for knob in KNOBS:
-            self.what.addItem(f"Values of {knob.title}", knob.name)
-        self.disciplines = CheckList("Disciplines", theme)
+            self.what.addItem(tr("Values of {title}", title=knob.title), knob.name)
+        self.disciplines = CheckList(tr("Disciplines"), theme)
         tips = [meaning("discipline", name) for name in DISCIPLINES]
         self.disciplines.set_names(DISCIPLINES, USUAL_DISCIPLINES, tips)
-        self.options = CheckList("Values", theme)
-        self.values = text("Values, separated by commas")
-        self.baseline = Choice("Baseline of the ratios", theme)
-        self.seeds = text("Seeds of prompts, arrivals and sampling", "the workload's own; or 1, 2, 3 or 1-3")
-        self.seeds.setToolTip("Each variant runs once for every seed; the result shows the median and the spread.")
+        self.options = CheckList(tr("Values"), theme)
+        self.values = text(tr("Values, separated by commas"))
+        self.baseline = Choice(tr("Baseline of the ratios"), theme)
+        self.seeds = text(tr("Seeds of prompts, arrivals and sampling"), tr("the workload's own; or 1, 2, 3 or 1-3"))
+        self.seeds.setToolTip(tr("Each variant runs once for every seed; the result shows the median and the spread."))
         self.measure = MeasureForm()
         self.measure.warm_up_field.setValue(USUAL_WARM_UP)
-        self.measure_fold = Fold("Measuring", self.measure)
+        self.measure_fold = Fold(tr("Measuring"), self.measure)
         self._lay_out()
         self._connect()
         self._what_changed()
@@ -105,7 +106,7 @@ class CompareForm(QWidget):
         knob = self.knob
         typed = knob is not None and knob.typed
         self.disciplines.tick(USUAL_DISCIPLINES if knob is None else ())
-        tip = "" if knob is None else "Every ticked discipline runs under each value; none: the one in force."
+        tip = "" if knob is None else tr("Every ticked discipline runs under each value; none: the one in force.")
         self.disciplines.setToolTip(tip)
         self._form.setRowVisible(self.options, knob is not None and not typed)
         self._form.setRowVisible(self.values, typed)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from app.lab.load_model import lengths_of, misfits
+from app.translation import tr
 from app.words import as_sentence, count, seconds_label
 from engine.config import ORDERS, PREEMPTIONS, ConfigError, EngineConfig
 from engine.messages import ComparePlan, ModelInfo, Variant
@@ -48,14 +49,14 @@ class Knob:
 
 
 KNOBS = (
-    Knob("token_budget", "token budget", ("64", "256", "1024"), "tokens per step"),
-    Knob("max_num_seqs", "max sequences", ("4", "8", "16"), "requests at once"),
-    Knob("chunked_prefill", "chunked prefill", ("on", "off")),
-    Knob("chunk_size", "chunk size", ("32", "128", "512"), "tokens of a prompt per step"),
-    Knob("kv_blocks", "pool", ("32", "64", "128"), "KV blocks"),
-    Knob("block_size", "block size", ("8", "16", "32"), "tokens per KV block"),
-    Knob("prefix_cache", "prefix cache", ("on", "off")),
-    Knob("watermark", "watermark", ("0", "0.05", "0.2"), "share of the pool that admission leaves free"),
+    Knob("token_budget", tr("token budget"), ("64", "256", "1024"), tr("tokens per step")),
+    Knob("max_num_seqs", tr("max sequences"), ("4", "8", "16"), tr("requests at once")),
+    Knob("chunked_prefill", tr("chunked prefill"), ("on", "off")),
+    Knob("chunk_size", tr("chunk size"), ("32", "128", "512"), tr("tokens of a prompt per step")),
+    Knob("kv_blocks", "pool", ("32", "64", "128"), tr("KV blocks")),
+    Knob("block_size", tr("block size"), ("8", "16", "32"), tr("tokens per KV block")),
+    Knob("prefix_cache", tr("prefix cache"), ("on", "off")),
+    Knob("watermark", "watermark", ("0", "0.05", "0.2"), tr("share of the pool that admission leaves free")),
     Knob("preemption", "preemption", PREEMPTIONS),
     Knob("order", "order", ORDERS),
     Knob("speculative", "speculation", ("off", "ngram")),
@@ -98,7 +99,7 @@ class CompareChoice:
         """Raises :class:`CompareFault` where there is nothing to compare, or a value is impossible."""
         made = named_variants(self.disciplines, self.knob, self.values)
         if len(made) < 2 and not self.beside_recorded:
-            raise CompareFault(f"{made[0].name} alone has nothing to be compared with: add another.")
+            raise CompareFault(tr("{name} alone has nothing to be compared with: add another.", name=made[0].name))
         return made
 
     def baseline_name(self, variants: Sequence[Variant]) -> str:
@@ -112,8 +113,13 @@ class CompareChoice:
         runs = len(variants) * len(seeds)
         if runs > MAX_RUNS:
             raise CompareFault(
-                f"{count(len(variants), 'variant')} and {count(len(seeds), 'seed')} make {runs:,} runs; "
-                f"{MAX_RUNS} are the most. Take fewer of either."
+                tr(
+                    "{variants} and {seeds} make {runs:,} runs; {max_runs} are the most. Take fewer of either.",
+                    variants=count(len(variants), "variant"),
+                    seeds=count(len(seeds), "seed"),
+                    runs=runs,
+                    max_runs=MAX_RUNS,
+                )
             )
         try:
             workloads = [self.load.build(seed) for seed in seeds]
@@ -122,11 +128,15 @@ class CompareChoice:
         requests = sum(len(workload.requests) for workload in workloads)
         if requests > MAX_REQUESTS:
             raise CompareFault(
-                f"The workloads of all seeds have {requests:,} requests; {MAX_REQUESTS:,} are the most. "
-                "Take fewer seeds or requests."
+                tr(
+                    "The workloads of all seeds have {requests:,} requests; {max_requests:,} are the most. "
+                    "Take fewer seeds or requests.",
+                    requests=requests,
+                    max_requests=MAX_REQUESTS,
+                )
             )
         if not all(workload.requests for workload in workloads):
-            raise CompareFault("The workload has no requests.")
+            raise CompareFault(tr("The workload has no requests."))
         baseline = self.baseline_name(variants)
         return ComparePlan(
             title=self.load.title,
@@ -147,16 +157,18 @@ class CompareChoice:
         except ValueError as error:
             raise CompareFault(as_sentence(str(error))) from error
         if not self.load.seeded and seeds != [None]:
-            raise CompareFault("A recorded workload is as it was: it has no other seeds. Leave the seeds empty.")
+            raise CompareFault(tr("A recorded workload is as it was: it has no other seeds. Leave the seeds empty."))
         return seeds
 
 
 def named_variants(disciplines: Sequence[str], knob: Knob | None, values: Sequence[str]) -> list[Variant]:
     """Every discipline under every value of the knob. Raises :class:`CompareFault`."""
     if knob is None and not disciplines:
-        raise CompareFault("Tick the disciplines to compare, at least two.")
+        raise CompareFault(tr("Tick the disciplines to compare, at least two."))
     if knob is not None and not values:
-        raise CompareFault(f"Give the values of {knob.title} to compare, e.g. {', '.join(knob.usual)}.")
+        raise CompareFault(
+            tr("Give the values of {title} to compare, e.g. {join}.", title=knob.title, join=", ".join(knob.usual))
+        )
     try:
         made = product(disciplines, [] if knob is None else [(knob.name, values)])
     except ValueError as error:
@@ -164,7 +176,7 @@ def named_variants(disciplines: Sequence[str], knob: Knob | None, values: Sequen
     names = [variant.name for variant in made]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise CompareFault(f"{twice[0]} is there twice; each runs once for every seed.")
+        raise CompareFault(tr("{twice} is there twice; each runs once for every seed.", twice=twice[0]))
     return made
 
 
@@ -182,16 +194,21 @@ def plan_fault(plan: ComparePlan, config: EngineConfig, info: ModelInfo) -> str:
     for name in NEEDS_ITS_OWN_LOAD:
         running = getattr(config, name)
         if name in said and said[name] != running:
-            return (
-                f"This workload wants {name.replace('_', ' ')} {said[name]}; the engine runs with "
-                f"{'its own' if running is None else running}. Restart the engine with it first."
+            return tr(
+                "This workload wants {replace} {said}; the engine runs with "
+                "{running}. Restart the engine with it first.",
+                replace=name.replace("_", " "),
+                said=said[name],
+                running=tr("its own") if running is None else running,
             )
     lengths = [r for workload in plan.workloads for r in lengths_of(workload)]
     shortest, smallest = min(r.prompt for r in lengths), min(r.prompt + r.output for r in lengths)
     if shortest >= info.max_model_len:
-        return (
-            f"Every prompt would be refused: the shortest has {shortest:,} tokens, the model's context holds "
-            f"{info.max_model_len:,}."
+        return tr(
+            "Every prompt would be refused: the shortest has {shortest:,} tokens, the model's context holds "
+            "{max_model_len:,}.",
+            shortest=shortest,
+            max_model_len=info.max_model_len,
         )
     for variant in plan.variants:
         try:
@@ -200,9 +217,14 @@ def plan_fault(plan: ComparePlan, config: EngineConfig, info: ModelInfo) -> str:
             return f"{variant.name}: {error}."
         room = pool.num_blocks * pool.block_size
         if min(smallest, info.max_model_len) > room:
-            return (
-                f"{variant.name}: no request fits. The smallest takes {smallest:,} tokens, prompt and answer; the pool "
-                f"has {pool.num_blocks:,} blocks of {pool.block_size}, {room:,} tokens."
+            return tr(
+                "{name}: no request fits. The smallest takes {smallest:,} tokens, prompt and answer; the pool "
+                "has {num_blocks:,} blocks of {block_size}, {room:,} tokens.",
+                name=variant.name,
+                smallest=smallest,
+                num_blocks=pool.num_blocks,
+                block_size=pool.block_size,
+                room=room,
             )
     return ""
 
@@ -236,12 +258,22 @@ def plan_summary(plan: ComparePlan, tokens_per_second: float | None) -> str:
     requests = {len(workload.requests) for workload in plan.workloads}
     each = f"{min(requests):,}" if len(requests) == 1 else f"{min(requests):,} to {max(requests):,}"
     seeds = f", {count(len(plan.seeds), 'seed')}" if plan.seeds != [None] else ""
-    text = f"{count(runs, 'run')}: {count(len(plan.variants), 'variant')}{seeds}, {each} requests each"
+    text = tr(
+        "{runs}: {variants}{seeds}, {each} requests each",
+        runs=count(runs, "run"),
+        variants=count(len(plan.variants), "variant"),
+        seeds=seeds,
+        each=each,
+    )
     seconds = expected_seconds(plan, tokens_per_second)
     if seconds is None:
         last = _arrivals_end(plan)
-        return f"{text}; at least {seconds_label(last)}, until the last has arrived." if last else f"{text}."
-    return f"{text}; about {seconds_label(seconds)} at the rate of the last result."
+        return (
+            tr("{text}; at least {last}, until the last has arrived.", text=text, last=seconds_label(last))
+            if last
+            else f"{text}."
+        )
+    return tr("{text}; about {seconds} at the rate of the last result.", text=text, seconds=seconds_label(seconds))
 
 
 def expected_seconds(plan: ComparePlan, tokens_per_second: float | None) -> float | None:

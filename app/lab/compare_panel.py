@@ -33,6 +33,7 @@ from app.lab.sides import Sides
 from app.run_files import SUFFIX
 from app.scroll_column import ScrollColumn
 from app.theme import SPACING, Theme
+from app.translation import tr
 from app.widgets import Card, button, label
 from app.words import count
 from engine.messages import CompareDone, ComparePlan, CompareProgress
@@ -42,7 +43,7 @@ from engine.workload import Scenario, WorkloadError, list_scenarios, load_scenar
 if TYPE_CHECKING:
     from app.engine_bridge import EngineBridge
 
-THE_LOAD = "the load panel's"
+THE_LOAD = tr("the load panel's")
 """Among the workloads, by their keys."""
 WIDE = 880
 """Logical pixels from which on the result stands beside the form."""
@@ -52,7 +53,7 @@ RECORDED_KEPT = 6
 """Recorded runs that are offered; the oldest go first."""
 WorkloadSource = Callable[[], "tuple[str, Build] | None"]
 """Title, and workload by seed, of what another panel has in its fields; None: nothing that could be run."""
-CHATS_WAIT = "Chats that are sent meanwhile wait until it is over."
+CHATS_WAIT = tr("Chats that are sent meanwhile wait until it is over.")
 
 
 class ComparePanel(Card):
@@ -63,7 +64,7 @@ class ComparePanel(Card):
 
     def __init__(self, bridge: EngineBridge, theme: Theme, parent: QWidget | None = None) -> None:
         self._headline = label("", "muted")
-        super().__init__("Compare", self._headline, parent=parent)
+        super().__init__(tr("Compare"), self._headline, parent=parent)
         self.clock: Callable[[], float] = time.monotonic
         self.workload_source: WorkloadSource | None = None
         """Where the load panel's own ranges or file come from; see :meth:`refresh_source`."""
@@ -90,21 +91,21 @@ class ComparePanel(Card):
     # Layout ------------------------------------------------------------------------------------------------------
 
     def _build(self, theme: Theme) -> None:
-        self.source = Choice("Workload to compare on", theme)
+        self.source = Choice(tr("Workload to compare on"), theme)
         self.source.currentIndexChanged.connect(self._source_changed)
         self.watch = sentence("muted")
         self.form = CompareForm(theme)
         self.form.changed.connect(self._check)
         self.notice = sentence("muted")
-        self.start_button = button("Compare", "primary", "Start the comparison")
+        self.start_button = button(tr("Compare"), "primary", tr("Start the comparison"))
         self.start_button.clicked.connect(self.start)
-        self.cancel_button = button("Cancel", accessible="Cancel the comparison")
-        self.cancel_button.setToolTip("The runs that are complete are kept.")
+        self.cancel_button = button(tr("Cancel"), accessible=tr("Cancel the comparison"))
+        self.cancel_button.setToolTip(tr("The runs that are complete are kept."))
         self.cancel_button.clicked.connect(self.cancel)
         self.progress = QProgressBar()
         self.progress.setTextVisible(False)
         self.progress.setRange(0, PROGRESS_PARTS)
-        self.progress.setAccessibleName("How much of the comparison is over")
+        self.progress.setAccessibleName(tr("How much of the comparison is over"))
         self.status = sentence("muted")
         self.faults = sentence("error")
         self.results = CompareResults(theme)
@@ -179,10 +180,12 @@ class ComparePanel(Card):
     def compare_recording(self, path: str, from_step: int | None = None) -> None:
         """Offer the requests of a run file, those from a step on, to be run again beside what was recorded."""
         if self._plan is not None:
-            self._show_faults(["A comparison goes on: cancel it, or wait for its end, to run something else again."])
+            self._show_faults(
+                [tr("A comparison goes on: cancel it, or wait for its end, to run something else again.")]
+            )
             return
         self._show_faults([])
-        self.status.setText("Reading the recorded run …")
+        self.status.setText(tr("Reading the recorded run …"))
         self._pool.start(RecordedReading(path, from_step, self._recording_read.emit))
 
     def _take_recording(self, read: RecordedLoad | str) -> None:
@@ -249,10 +252,12 @@ class ComparePanel(Card):
             return fault, False
         remarks = plan_remarks(plan, bridge.config, info)
         if bridge.paused:
-            remarks.append("The engine pauses; it runs on for the comparison.")
+            remarks.append(tr("The engine pauses; it runs on for the comparison."))
         recorded = self._recorded.get(self.source.currentData())
         if recorded is not None and recorded.model != info.name:
-            remarks.append(f"It was recorded with {recorded.model}, and runs again with {info.name}.")
+            remarks.append(
+                tr("It was recorded with {model}, and runs again with {name}.", model=recorded.model, name=info.name)
+            )
         return " ".join([summary, *remarks]), True
 
     # Running -----------------------------------------------------------------------------------------------------
@@ -272,7 +277,7 @@ class ComparePanel(Card):
         self._progress_clock = CompareClock()
         self._show_faults([])
         self.progress.setValue(0)
-        self.status.setText(f"The engine is asked to begin. {CHATS_WAIT}")
+        self.status.setText(tr("The engine is asked to begin. {chats_wait}", chats_wait=CHATS_WAIT))
         self._headline.setText("")
         self._check()
         self._bridge.compare(plan)
@@ -281,7 +286,7 @@ class ComparePanel(Card):
         """End the comparison after the step in progress; what is complete is shown."""
         if self._plan is not None:
             self.cancel_button.setEnabled(False)
-            self.status.setText("It ends after the step in progress; the runs that are complete are kept.")
+            self.status.setText(tr("It ends after the step in progress; the runs that are complete are kept."))
             self._bridge.cancel_compare()
 
     def _show_progress(self, progress: CompareProgress) -> None:
@@ -296,7 +301,7 @@ class ComparePanel(Card):
             self._headline.setText("")
             self.status.setText(f"{words} {CHATS_WAIT}")
         else:
-            self._headline.setText(f"run {progress.run + 1:,} of {progress.runs:,}")
+            self._headline.setText(tr("run {run:,} of {runs:,}", run=progress.run + 1, runs=progress.runs))
             self.status.setText(f"{words[:1].upper()}{words[1:]}{f' · {left}' if left else ''}. {CHATS_WAIT}")
 
     def _done(self, done: CompareDone) -> None:
@@ -314,9 +319,11 @@ class ComparePanel(Card):
             except ValueError as error:
                 faults.append(str(error))
         runs, complete = len(plan.variants) * len(plan.seeds), len(result.own_runs) if result is not None else 0
-        self.status.setText("" if faults else "The comparison is complete.")
+        self.status.setText("" if faults else tr("The comparison is complete."))
         if faults and 0 < complete < runs:
-            self.status.setText(f"{complete:,} of {count(runs, 'run')} are complete and shown.")
+            self.status.setText(
+                tr("{complete:,} of {runs} are complete and shown.", complete=complete, runs=count(runs, "run"))
+            )
         self._show_faults(faults)
         self._check()
         if result is not None:
@@ -366,9 +373,9 @@ def _scenario_load(scenario: Scenario) -> CompareLoad:
 
 
 _NOT_READY: dict[str, str] = {
-    "stopped": "No model is loaded yet: load one, then compare.",
-    "starting": "The engine is starting; the comparison can begin when the model is ready.",
-    "loading": "The model is loading; the comparison can begin when it is ready.",
-    "failed": "The model could not be loaded: load another one, then compare.",
-    "dead": "The engine has died: restart it, then compare.",
+    "stopped": tr("No model is loaded yet: load one, then compare."),
+    "starting": tr("The engine is starting; the comparison can begin when the model is ready."),
+    "loading": tr("The model is loading; the comparison can begin when it is ready."),
+    "failed": tr("The model could not be loaded: load another one, then compare."),
+    "dead": tr("The engine has died: restart it, then compare."),
 }

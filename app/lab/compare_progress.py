@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from app.translation import tr
 from app.words import count, seconds_label
 from engine.messages import CompareProgress
 
@@ -15,10 +16,23 @@ def progress_sentence(progress: CompareProgress) -> str:
     """``run 2 of 6: vllm, seed 1 · 14 of 96 requests``"""
     if progress.run < 0:
         left = progress.requests - progress.completed
-        return f"It waits for {count(left, 'answer')} to end." if left else "It is about to begin."
-    seed = "" if progress.seed is None else f", seed {progress.seed}"
-    doing = "warming up" if progress.warming_up else f"{progress.completed:,} of {progress.requests:,} requests"
-    return f"run {progress.run + 1:,} of {progress.runs:,}: {progress.name}{seed} · {doing}"
+        return (
+            tr("It waits for {answers} to end.", answers=count(left, "answer")) if left else tr("It is about to begin.")
+        )
+    seed = "" if progress.seed is None else tr(", seed {seed}", seed=progress.seed)
+    doing = (
+        tr("warming up")
+        if progress.warming_up
+        else tr("{completed:,} of {requests:,} requests", completed=progress.completed, requests=progress.requests)
+    )
+    return tr(
+        "run {run:,} of {runs:,}: {name}{seed} · {doing}",
+        run=progress.run + 1,
+        runs=progress.runs,
+        name=progress.name,
+        seed=seed,
+        doing=doing,
+    )
 
 
 def progress_share(progress: CompareProgress) -> float:
@@ -44,4 +58,4 @@ class CompareClock:
         share, passed = progress_share(progress), now - self.begun
         if share < LEAST_SHARE or passed < LEAST_SECONDS or share >= 1.0:
             return ""
-        return f"about {seconds_label(passed * (1 - share) / share)} left"
+        return tr("about {passed} left", passed=seconds_label(passed * (1 - share) / share))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from app.translation import tr
 from app.words import seconds_label
 from engine.comparison import (
     DEFINITIONS,
@@ -85,7 +86,7 @@ class ComparedResult:
     @property
     def about(self) -> str:
         seeds = [f"{seed}" for seed in self.seeds if seed is not None]
-        named = f" · seed{'s' if len(seeds) > 1 else ''} {', '.join(seeds)}" if seeds else ""
+        named = tr(" · seed{value} {join}", value="s" if len(seeds) > 1 else "", join=", ".join(seeds)) if seeds else ""
         return subtitle_of(self.plain) + named
 
     @property
@@ -93,7 +94,11 @@ class ComparedResult:
         made = footnote(self.plain)
         if self.baseline == self.plain["baseline"]:
             return made
-        return f"The ratios are to {self.baseline}; the ids were compared with those of {self.plain['baseline']}."
+        return tr(
+            "The ratios are to {baseline}; the ids were compared with those of {plain}.",
+            baseline=self.baseline,
+            plain=self.plain["baseline"],
+        )
 
     @property
     def reported(self) -> Result:
@@ -130,7 +135,7 @@ class ComparedResult:
         return [run for name in self.variants for run in runs_of(self.plain, name) if run["seed"] == seed]
 
     def seed_name(self, seed: int | None) -> str:
-        return "the workload's own" if seed is None else f"{seed}"
+        return tr("the workload's own") if seed is None else f"{seed}"
 
     # Figures -----------------------------------------------------------------------------------------------------
 
@@ -149,7 +154,12 @@ class ComparedResult:
             return Cell(variant, NOT_AVAILABLE)
         words = ""
         if spread.seeds > 1:
-            words = f"{figure.text(spread.least)} to {figure.text(spread.most)} over {spread.seeds} seeds"
+            words = tr(
+                "{text} to {text2} over {seeds} seeds",
+                text=figure.text(spread.least),
+                text2=figure.text(spread.most),
+                seeds=spread.seeds,
+            )
         cell = Cell(variant, figure.text(spread.median), spread.median, spread.least, spread.most, words)
         ratio = self.ratios.get(variant, {}).get(figure.key)
         if ratio is None or variant == self.baseline:
@@ -160,7 +170,10 @@ class ComparedResult:
         """The figures, and whether the answers are the same."""
         rows = [Row(figure.label, _meaning(figure), self.cells(figure)) for figure in self.figures()]
         ids = [Cell(name, ids_text(self.plain, name)) for name in self.variants]
-        return [*rows, Row("same ids", f"Whether the answers are those of {self.plain['baseline']}.", ids)]
+        return [
+            *rows,
+            Row(tr("same ids"), tr("Whether the answers are those of {plain}.", plain=self.plain["baseline"]), ids),
+        ]
 
     def waste_rows(self) -> list[Row]:
         """Tokens or KV slots of each kind of waste, and their seconds; kinds that nobody has are left out."""
@@ -203,8 +216,8 @@ def _meaning(figure: Figure) -> str:
 
 
 def _definition_of(kind: str) -> str:
-    return "reserved, tail" if kind in ("reserved", "tail") else "padding, recomputed, rejected drafts"
+    return tr("reserved, tail") if kind in ("reserved", "tail") else tr("padding, recomputed, rejected drafts")
 
 
 def efficiency_formulas() -> str:
-    return "\n".join(f"{name}: {DEFINITIONS[name]}" for name in ("η", "useful share"))
+    return "\n".join(f"{name}: {DEFINITIONS[name]}" for name in ("η", tr("useful share")))

@@ -14,6 +14,7 @@ from app.lab.choice import Choice
 from app.lab.compare_result import ComparedResult
 from app.lab.compare_view import CompareView
 from app.theme import SPACING, Theme
+from app.translation import tr
 from app.widgets import EmptyState, button
 from app.words import count
 from engine.compare_html import html_report
@@ -23,11 +24,11 @@ from engine.output_files import OutputFailure, write_target
 KEPT = 12
 KEPT_BYTES = 64 * 2**20
 """Results that can be shown again, as JSON, and all of them together; the oldest go first, the newest stays."""
-EMPTY = (
+EMPTY = tr(
     "Compare disciplines on one workload: tick two or more, press Compare, and see their timelines on one axis, "
     "their figures and how far they are apart. Or open a result that was saved; it can be dropped here, too."
 )
-JSON_FILES, HTML_FILES = "Comparisons (*.json);;All files (*)", "HTML (*.html)"
+JSON_FILES, HTML_FILES = tr("Comparisons (*.json);;All files (*)"), tr("HTML (*.html)")
 
 
 class CompareResults(QWidget):
@@ -42,14 +43,14 @@ class CompareResults(QWidget):
         """Newest first, as JSON: some ten times smaller than what is made of it."""
         self._rates: dict[str, float] = {}
         """Tokens per second of the newest result of each model, the mean of its runs."""
-        self.recent = Choice("Results of this session", theme)
+        self.recent = Choice(tr("Results of this session"), theme)
         self.recent.currentIndexChanged.connect(self._recent_chosen)
-        self.open_button = button("Open…", accessible="Open a saved result")
+        self.open_button = button(tr("Open…"), accessible=tr("Open a saved result"))
         self.open_button.clicked.connect(self._ask_open)
         self.view = CompareView(theme)
         self.view.save.connect(self._ask_save)
         self.view.report.connect(self._ask_report)
-        self.view.copied.connect(lambda: self.said.emit("The table is on the clipboard.", False))
+        self.view.copied.connect(lambda: self.said.emit(tr("The table is on the clipboard."), False))
         row = QHBoxLayout()
         row.setSpacing(SPACING)
         row.addWidget(self.recent, 1)
@@ -123,7 +124,7 @@ class CompareResults(QWidget):
             self.said.emit(f"{error}", True)
             return False
         self.add(result, Path(path).name)
-        self.said.emit(f"{Path(path).name} is open.", False)
+        self.said.emit(tr("{name} is open.", name=Path(path).name), False)
         self.opened.emit()
         return True
 
@@ -139,24 +140,24 @@ class CompareResults(QWidget):
 
     def _write(self, path: str, text: str) -> None:
         try:
-            write_target("The result", path, text)
+            write_target(tr("The result"), path, text)
         except OutputFailure as failure:
             self.said.emit(f"{failure}.", True)
         else:
-            self.said.emit(f"{Path(path).name} is written.", False)
+            self.said.emit(tr("{name} is written.", name=Path(path).name), False)
 
     def _ask_open(self) -> None:
-        path, _ = QFileDialog.getOpenFileName(self, "Open a saved comparison", "", JSON_FILES)
+        path, _ = QFileDialog.getOpenFileName(self, tr("Open a saved comparison"), "", JSON_FILES)
         if path:
             self.open(path)
 
     def _ask_save(self) -> None:
-        path, _ = QFileDialog.getSaveFileName(self, "Save the comparison", "comparison.json", JSON_FILES)
+        path, _ = QFileDialog.getSaveFileName(self, tr("Save the comparison"), "comparison.json", JSON_FILES)
         if path:
             self.save(path)
 
     def _ask_report(self) -> None:
-        path, _ = QFileDialog.getSaveFileName(self, "Write a report in HTML", "comparison.html", HTML_FILES)
+        path, _ = QFileDialog.getSaveFileName(self, tr("Write a report in HTML"), "comparison.html", HTML_FILES)
         if path:
             self.save_report(path)
 

@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
 
 from app.lab.compare_result import Cell, Row
 from app.theme import Theme, readable
+from app.translation import tr
 
 LINE = 18
 """Pixels of a line of text in a cell."""
@@ -53,7 +54,7 @@ class CompareModel(QAbstractTableModel):
         if role == Qt.ItemDataRole.ToolTipRole:
             if not horizontal:
                 return self.rows[section].meaning
-            return "the baseline of the ratios" if self.variants[section] == self.baseline else None
+            return tr("the baseline of the ratios") if self.variants[section] == self.baseline else None
         if role == Qt.ItemDataRole.TextAlignmentRole:
             return (Qt.AlignmentFlag.AlignRight if horizontal else Qt.AlignmentFlag.AlignLeft) | (
                 Qt.AlignmentFlag.AlignVCenter
@@ -73,7 +74,7 @@ class CompareModel(QAbstractTableModel):
             return "\n".join(filter(None, (f"{self.variants[index.column()]}: {cell.text}", cell.spread, row.meaning)))
         if role == Qt.ItemDataRole.AccessibleTextRole:
             words = {1: "better", -1: "worse"}.get(cell.better, "")
-            ratio = f", {cell.ratio} the baseline's {words}".rstrip() if cell.ratio else ""
+            ratio = tr(", {ratio} the baseline's {words}", ratio=cell.ratio, words=words).rstrip() if cell.ratio else ""
             return f"{row.label}, {self.variants[index.column()]}: {cell.text}{ratio}"
         return None
 

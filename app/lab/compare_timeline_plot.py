@@ -27,6 +27,7 @@ from app.scope.lane_painter import LaneContent, paint_lanes
 from app.scope.plot import TICK_GAP, Plot, Tick, linear_ticks
 from app.scope.timeline_plot import lane_sentence
 from app.theme import AXIS_PX, Theme, request_color
+from app.translation import tr
 from app.widgets import paint_swatch
 from app.words import seconds_label
 
@@ -60,7 +61,7 @@ class CompareTimelinePlot(Plot):
         self.setMouseTracking(True)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.setAccessibleName("Timelines of the variants: a lane per request, one time axis")
+        self.setAccessibleName(tr("Timelines of the variants: a lane per request, one time axis"))
         scroll.valueChanged.connect(self._scrolled)
         theme.changed.connect(self._changed)
 
@@ -148,7 +149,7 @@ class CompareTimelinePlot(Plot):
         painter.drawText(0, baseline, band.variant)
         painter.setFont(self.axis_font)
         painter.setPen(self.theme.muted)
-        text = seconds_label(band.end) if band.lanes else "no timeline in this result"
+        text = seconds_label(band.end) if band.lanes else tr("no timeline in this result")
         painter.drawText(bold.horizontalAdvance(band.variant) + 10, baseline, text)
 
     def _paint_numbers(self, painter: QPainter, layout: Layout, top: int) -> None:
@@ -285,7 +286,7 @@ class CompareTimelineView(QWidget):
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         scroll = QScrollBar(Qt.Orientation.Vertical)
-        scroll.setAccessibleName("Rows of the timelines")
+        scroll.setAccessibleName(tr("Rows of the timelines"))
         scroll.hide()
         self.plot = CompareTimelinePlot(theme, scroll)
         row = QHBoxLayout(self)

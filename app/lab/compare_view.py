@@ -16,13 +16,14 @@ from app.lab.compare_timeline_plot import CompareTimelineView
 from app.lab.fields import sentence
 from app.scope.lane_painter import legend_entries
 from app.theme import SPACING, Theme
+from app.translation import tr
 from app.widgets import Legend, button, label
 from app.words import seconds_label
 from engine.comparison import Figure
 
 CHOICE_MOST = 280
-HOW = "Ctrl and the wheel zoom, dragging moves, a double click shows all. Keys: + − ← → Home, ↑ ↓ for a request."
-HINT = "Point at a request, or press ↑ and ↓, to see it in every variant."
+HOW = tr("Ctrl and the wheel zoom, dragging moves, a double click shows all. Keys: + − ← → Home, ↑ ↓ for a request.")
+HINT = tr("Point at a request, or press ↑ and ↓, to see it in every variant.")
 
 
 class CompareView(QWidget):
@@ -40,9 +41,9 @@ class CompareView(QWidget):
         self.watch = sentence("")
         self.about = sentence("muted")
         self.faults = sentence("error")
-        self.baseline = Choice("Baseline of the ratios in the result", theme)
+        self.baseline = Choice(tr("Baseline of the ratios in the result"), theme)
         self.baseline.currentIndexChanged.connect(self._baseline_chosen)
-        self.seed = Choice("Seed of the timelines", theme)
+        self.seed = Choice(tr("Seed of the timelines"), theme)
         self.seed.currentIndexChanged.connect(self._show_timelines)
         self.timelines = CompareTimelineView(theme)
         self.timelines.plot.hovered.connect(self._show_request)
@@ -51,17 +52,17 @@ class CompareView(QWidget):
         self.request_note = sentence("muted")
         self.request_note.setMinimumHeight(2 * self.request_note.fontMetrics().lineSpacing())  # so that nothing jumps
         self.request_note.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
-        self.table = CompareTable("Figures of the variants", theme)
+        self.table = CompareTable(tr("Figures of the variants"), theme)
         self.footnote = sentence("muted")
         self.told = sentence("")
         self.told.setToolTip(efficiency_formulas())
         self.bars = BarGrid(theme)
-        self.waste = CompareTable("Waste of the variants", theme)
-        self.save_button = button("Save…", accessible="Save the result")
+        self.waste = CompareTable(tr("Waste of the variants"), theme)
+        self.save_button = button(tr("Save…"), accessible=tr("Save the result"))
         self.save_button.clicked.connect(self.save)
-        self.report_button = button("HTML report…", accessible="Write a report in HTML")
+        self.report_button = button(tr("HTML report…"), accessible=tr("Write a report in HTML"))
         self.report_button.clicked.connect(self.report)
-        self.copy_button = button("Copy table", accessible="Copy the table")
+        self.copy_button = button(tr("Copy table"), accessible=tr("Copy the table"))
         self.copy_button.clicked.connect(self.copy_table)
         self._lay_out()
 
@@ -80,14 +81,14 @@ class CompareView(QWidget):
         self._choices.setSpacing(SPACING)
         self._choices.setLabelAlignment(Qt.AlignmentFlag.AlignLeft)
         self._choices.addRow("baseline", self.baseline)
-        self._choices.addRow("timelines of seed", self.seed)
+        self._choices.addRow(tr("timelines of seed"), self.seed)
         for widget in (self.title, self.about, self.watch, self.faults):
             column.addWidget(widget)
         column.addLayout(buttons)
         column.addLayout(self._choices)
         for widget in (self.legend, self.timelines, self.request_note, self.told, self.table, self.footnote):
             column.addWidget(widget)
-        self.bars_title, self.waste_title = label("Side by side", "title"), label("Waste", "title")
+        self.bars_title, self.waste_title = label(tr("Side by side"), "title"), label(tr("Waste"), "title")
         for widget in (self.bars_title, self.bars, self.waste_title, self.waste):
             column.addWidget(widget)
         column.addStretch(1)
@@ -144,10 +145,12 @@ class CompareView(QWidget):
             lane = band.lanes.get(request)
             if lane is not None:
                 took = (
-                    seconds_label(lane.finished_at - lane.arrival) if lane.finished_at is not None else "not finished"
+                    seconds_label(lane.finished_at - lane.arrival)
+                    if lane.finished_at is not None
+                    else tr("not finished")
                 )
                 parts.append(f"{band.variant} {took}")
-        self.request_note.setText(f"Request {request}: " + ", ".join(parts) if parts else HINT)
+        self.request_note.setText(tr("Request {request}: ", request=request) + ", ".join(parts) if parts else HINT)
         self.timelines.plot.setAccessibleDescription(self.request_note.text())
 
     # Copying -----------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from app.knob_words import KNOBS as CHOICES
 from app.knob_words import NAMES, value_text
 from app.scope.changes import as_it_runs, differing
+from app.translation import tr
 from engine.config import SPECULATION_OFF, STATIC_DELIVERIES, ConfigError, SchedulerConfig
 
 if TYPE_CHECKING:
@@ -48,50 +49,50 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         "ageing",
         "decimal",
-        "Seconds of waiting that outweigh one level of priority; empty: priorities are strict",
+        tr("Seconds of waiting that outweigh one level of priority; empty: priorities are strict"),
         optional=True,
         shown=lambda config: config.order == "priority",
     ),
     _choice("preemption"),
-    Knob("max_num_seqs", "whole", "Most requests running at once"),
-    Knob("max_num_batched_tokens", "whole", "Token budget of a step; empty: as measured at load", optional=True),
-    Knob("chunked_prefill", "switch", "Whether a prompt may be computed over several steps, beside decodes"),
+    Knob("max_num_seqs", "whole", tr("Most requests running at once")),
+    Knob("max_num_batched_tokens", "whole", tr("Token budget of a step; empty: as measured at load"), optional=True),
+    Knob("chunked_prefill", "switch", tr("Whether a prompt may be computed over several steps, beside decodes")),
     Knob(
         "chunk_size",
         "whole",
-        "Most tokens of one prompt in one step; empty: as many as the budget leaves",
+        tr("Most tokens of one prompt in one step; empty: as many as the budget leaves"),
         optional=True,
         shown=lambda config: config.chunked_prefill,
     ),
-    Knob("watermark", "decimal", "Share of the pool that admission leaves free for running requests, 0 to 1"),
+    Knob("watermark", "decimal", tr("Share of the pool that admission leaves free for running requests, 0 to 1")),
     Knob(
         "speculative",
         "choice",
-        "Whether tokens are drafted, then checked together; who drafts was loaded at the start",
+        tr("Whether tokens are drafted, then checked together; who drafts was loaded at the start"),
     ),
     Knob(
         "draft_tokens",
         "whole",
-        "Most tokens drafted for a request in one step",
+        tr("Most tokens drafted for a request in one step"),
         shown=lambda config: config.speculative != SPECULATION_OFF,
     ),
     Knob(
         "static_delivery",
         "choice",
-        "Answers are handed out when the batch ends, or each row as it is made",
+        tr("Answers are handed out when the batch ends, or each row as it is made"),
         STATIC_DELIVERIES,
         shown=lambda config: config.discipline == "static",
     ),
     Knob(
         "waiting_served_ratio",
         "decimal",
-        "Waiting requests join once they number at least this share of the running ones",
+        tr("Waiting requests join once they number at least this share of the running ones"),
         shown=lambda config: config.discipline == "tgi",
     ),
     Knob(
         "max_waiting_tokens",
         "whole",
-        "Decode steps after which waiting requests join whatever their number",
+        tr("Decode steps after which waiting requests join whatever their number"),
         shown=lambda config: config.discipline == "tgi",
     ),
 )
@@ -103,15 +104,17 @@ def parse(knob: Knob, text: str) -> Any:
     if not plain:
         if knob.optional:
             return None
-        raise ConfigError(f"{knob.name} is empty; it needs a number")
+        raise ConfigError(tr("{name} is empty; it needs a number", name=knob.name))
     try:
         value = int(plain) if knob.kind == "whole" else float(plain)
         finite = math.isfinite(value)
     except (ValueError, OverflowError):
-        what = "a whole number" if knob.kind == "whole" else "a number"
-        raise ConfigError(f"{knob.name} is {text.strip()!r}; it must be {what}") from None
+        what = tr("a whole number") if knob.kind == "whole" else tr("a number")
+        raise ConfigError(
+            tr("{name} is {strip!r}; it must be {what}", name=knob.name, strip=text.strip(), what=what)
+        ) from None
     if not finite:
-        raise ConfigError(f"{knob.name} is {text.strip()!r}; it must be a number")
+        raise ConfigError(tr("{name} is {strip!r}; it must be a number", name=knob.name, strip=text.strip()))
     return value
 
 
@@ -181,7 +184,11 @@ class Knobs:
         if knob.field not in self.pending:
             return ""
         value = value_text(knob.field, getattr(self.in_force, knob.field))
-        return f"{value} until the batch has drained" if knob.field == "discipline" else f"{value} until the next step"
+        return (
+            tr("{value} until the batch has drained", value=value)
+            if knob.field == "discipline"
+            else tr("{value} until the next step", value=value)
+        )
 
     def undo(self) -> Undo | None:
         """Takes back what is asked for but not in force, or the last change; None without one."""
@@ -200,5 +207,13 @@ def _undo(now: SchedulerConfig, back: SchedulerConfig) -> Undo | None:
     if not fields:
         return None
     first = fields[0]
-    more = f" and {len(fields) - 1} more" if len(fields) > 1 else ""
-    return Undo(f"Back to {NAMES[first]} {value_text(first, getattr(back, first))}{more}", back)
+    more = tr(" and {fields} more", fields=len(fields) - 1) if len(fields) > 1 else ""
+    return Undo(
+        tr(
+            "Back to {names} {value_text}{more}",
+            names=NAMES[first],
+            value_text=value_text(first, getattr(back, first)),
+            more=more,
+        ),
+        back,
+    )

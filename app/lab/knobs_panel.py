@@ -17,6 +17,7 @@ from app.scope.panel import ScopePanel, ScopeSource
 from app.scroll_column import ScrollColumn
 from app.selection import Selection
 from app.theme import SPACING, Theme
+from app.translation import tr
 from app.widgets import button, label, set_role
 from app.words import seconds_label
 from engine.config import ConfigError, SchedulerConfig
@@ -147,17 +148,17 @@ class KnobsPanel(ScopePanel):
 
     def __init__(self, source: ScopeSource, theme: Theme, parent: QWidget | None = None) -> None:
         content = QWidget()
-        super().__init__("Knobs", source, theme, Selection(), ScrollColumn(content), parent)
+        super().__init__(tr("Knobs"), source, theme, Selection(), ScrollColumn(content), parent)
         self.knobs = Knobs(source)
         self.rows = {knob.field: KnobRow(knob, theme) for knob in KNOBS}
         self.note = label("", "muted")
         self.note.setWordWrap(True)
-        self.back = button("Back")
+        self.back = button(tr("Back"))
         self.heading = label("", "title")
         self.heading.setWordWrap(True)
         self.lengths = label("", "muted")
         self.lengths.setWordWrap(True)
-        self.table = FigureTable("Before and after the change", theme, ("before", "after", "ratio"))
+        self.table = FigureTable(tr("Before and after the change"), theme, ("before", "after", "ratio"))
         self._turned = ""
         self._in_force: SchedulerConfig | None = None
         self._lay_out(content)
@@ -235,9 +236,9 @@ class KnobsPanel(ScopePanel):
     def _say_note(self, alive: bool) -> None:
         text = ""
         if self.source.moment is not None:
-            text = f"As it was at step {self.source.moment.step:,}. Go back to now to change it."
+            text = tr("As it was at step {step:,}. Go back to now to change it.", step=self.source.moment.step)
         elif not alive:
-            text = "No engine runs. These are the knobs with which the next one starts."
+            text = tr("No engine runs. These are the knobs with which the next one starts.")
         self.note.setText(text)
         self.note.setVisible(bool(text))
 
@@ -266,5 +267,9 @@ class KnobsPanel(ScopePanel):
 
 def _lengths(found: BeforeAfter) -> str:
     if found.length <= 0:
-        return f"Since step {found.change.step:,}. The figures come with the next steps, if any were before."
-    return f"Since step {found.change.step:,}: {seconds_label(found.length)} before and after it"
+        return tr(
+            "Since step {step:,}. The figures come with the next steps, if any were before.", step=found.change.step
+        )
+    return tr(
+        "Since step {step:,}: {length} before and after it", step=found.change.step, length=seconds_label(found.length)
+    )

@@ -11,18 +11,19 @@ from PySide6.QtWidgets import QBoxLayout, QVBoxLayout, QWidget
 from app.lab.choice import Choice
 from app.lab.fields import decimal, pair, text, whole
 from app.theme import SPACING, Theme
+from app.translation import tr
 from engine.workload import Exponential, Lengths, LogNormal, Normal, ShapeError, Uniform
 
 MOST = 1_000_000
 WIDE_PX = 330
 """From this width on the fields stand beside the distribution, else below it."""
 KINDS = {
-    "uniform": ("uniform", "Every length between two, equally likely"),
-    "constant": ("constant", "All have the same length"),
-    "lognormal": ("lognormal", "median · exp(σ · N(0, 1)): most short, a few long, as in conversations"),
-    "exponential": ("exponential", "Many short, few long"),
-    "normal": ("normal", "mean ± standard deviation"),
-    "list": ("list, in turn", "Lengths that are gone through one after the other"),
+    "uniform": ("uniform", tr("Every length between two, equally likely")),
+    "constant": ("constant", tr("All have the same length")),
+    "lognormal": ("lognormal", tr("median · exp(σ · N(0, 1)): most short, a few long, as in conversations")),
+    "exponential": ("exponential", tr("Many short, few long")),
+    "normal": ("normal", tr("mean ± standard deviation")),
+    "list": (tr("list, in turn"), tr("Lengths that are gone through one after the other")),
 }
 
 
@@ -34,18 +35,20 @@ class LengthsForm(QWidget):
     def __init__(self, what: str, low: int, high: int, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         middle = (low + high) // 2
-        self.kind = Choice(f"Distribution of {what} lengths", theme)
+        self.kind = Choice(tr("Distribution of {what} lengths", what=what), theme)
         for row, (kind, (title, tip)) in enumerate(KINDS.items()):
             self.kind.addItem(title, kind)
             self.kind.setItemData(row, tip, Qt.ItemDataRole.ToolTipRole)
-        self.value = whole(f"Every {what} in tokens", 1, MOST, middle)
-        self.median = whole(f"Median {what} in tokens", 1, MOST, middle, prefix="median ")
-        self.sigma = decimal(f"Sigma of the logarithm of {what} lengths", 0.0, 10.0, 0.6, prefix="σ ")
-        self.mean = whole(f"Mean {what} in tokens", 1, MOST, middle, prefix="mean ")
-        self.deviation = whole(f"Standard deviation of {what} lengths", 0, MOST, middle // 4, prefix="± ")
-        self.low = whole(f"Shortest {what} in tokens", 1, MOST, low)
-        self.high = whole(f"Longest {what} in tokens", 1, MOST, high)
-        self.list = text(f"{what.capitalize()} lengths in tokens, separated by commas", "100, 200, 150")
+        self.value = whole(tr("Every {what} in tokens", what=what), 1, MOST, middle)
+        self.median = whole(tr("Median {what} in tokens", what=what), 1, MOST, middle, prefix="median ")
+        self.sigma = decimal(tr("Sigma of the logarithm of {what} lengths", what=what), 0.0, 10.0, 0.6, prefix="σ ")
+        self.mean = whole(tr("Mean {what} in tokens", what=what), 1, MOST, middle, prefix="mean ")
+        self.deviation = whole(tr("Standard deviation of {what} lengths", what=what), 0, MOST, middle // 4, prefix="± ")
+        self.low = whole(tr("Shortest {what} in tokens", what=what), 1, MOST, low)
+        self.high = whole(tr("Longest {what} in tokens", what=what), 1, MOST, high)
+        self.list = text(
+            tr("{capitalize} lengths in tokens, separated by commas", capitalize=what.capitalize()), "100, 200, 150"
+        )
         self._lognormal = pair(self.median, self.sigma, "")
         self._normal = pair(self.deviation, QWidget(), "")
         self._limits = pair(self.low, self.high)
@@ -116,8 +119,10 @@ class LengthsForm(QWidget):
 def _parse_list(written: str) -> list[int]:
     parts = [part.strip() for part in written.split(",") if part.strip()]
     if not parts:
-        raise ShapeError("the list of lengths is empty; write some, e.g. 100, 200, 150")
+        raise ShapeError(tr("the list of lengths is empty; write some, e.g. 100, 200, 150"))
     for part in parts:
         if not part.isdecimal() or not 1 <= int(part) <= MOST:
-            raise ShapeError(f"{part!r} is no length; lengths are whole numbers from 1 to {MOST:,}")
+            raise ShapeError(
+                tr("{part!r} is no length; lengths are whole numbers from 1 to {most:,}", part=part, most=MOST)
+            )
     return [int(part) for part in parts]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject, Qt, QTimer, Signal
 
 from app.lab.load_run import LoadRun
+from app.translation import tr
 from engine.events import Keyframe, StepRecord
 from engine.saturation import SaturationSearch, first_rate_of, judge, probe_workload
 from engine.workload import Workload
@@ -206,11 +207,11 @@ class LoadControl(QObject):
             self.run.restore(keyframe)
 
     def _engine_died(self, death: EngineDied) -> None:
-        self._break_off(f"The engine died in the middle of the load: {death.reason}")
+        self._break_off(tr("The engine died in the middle of the load: {reason}", reason=death.reason))
 
     def _state_changed(self, state: str) -> None:
         if state not in ("ready", "dead"):
-            self._break_off("The engine was stopped in the middle of the load.")
+            self._break_off(tr("The engine was stopped in the middle of the load."))
 
     def _break_off(self, reason: str) -> None:
         if self.active and self.run is not None:

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from app.translation import tr
 from app.words import NOT_AVAILABLE, count
 from engine.config import EngineConfig
 from engine.messages import ModelInfo
@@ -13,19 +14,19 @@ from engine.metrics import RequestTimeline, distribution
 from engine.workload import EngineOptions, Workload, WorkloadShape, longest, prompt_length
 
 NOT_READY: dict[str, str] = {
-    "stopped": "No model is loaded yet: load one, then start the load.",
-    "starting": "The engine is starting; the load can begin when the model is ready.",
-    "loading": "The model is loading; the load can begin when it is ready.",
-    "failed": "The model could not be loaded: load another one, then start the load.",
-    "dead": "The engine has died: restart it, then start the load.",
+    "stopped": tr("No model is loaded yet: load one, then start the load."),
+    "starting": tr("The engine is starting; the load can begin when the model is ready."),
+    "loading": tr("The model is loading; the load can begin when it is ready."),
+    "failed": tr("The model could not be loaded: load another one, then start the load."),
+    "dead": tr("The engine has died: restart it, then start the load."),
 }
 """State of the engine -> what stands between it and a load."""
-LIVE_ROWS = (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"), ("E2EL", "e2el"))
+LIVE_ROWS = ((tr("TTFT"), "ttft"), (tr("TPOT"), "tpot"), (tr("ITL"), "itl"), (tr("E2EL"), "e2el"))
 ORIGIN_ROWS = (
-    ("due TTFT", "schedule_ttft"),
-    ("due E2EL", "schedule_e2el"),
-    ("service TTFT", "service_ttft"),
-    ("service E2EL", "service_e2el"),
+    (tr("due TTFT"), "schedule_ttft"),
+    (tr("due E2EL"), "schedule_e2el"),
+    (tr("service TTFT"), "service_ttft"),
+    (tr("service E2EL"), "service_e2el"),
 )
 """From the intended arrival, and from the first admission."""
 LIVE_COLUMNS = ("mean", "p50", "p90", "p99")
@@ -38,10 +39,15 @@ def shape_fault(shape: WorkloadShape, max_model_len: int | None) -> str:
     total = shared + prompt + output
     if max_model_len is None or total <= max_model_len:
         return ""
-    beginning = f"A shared beginning of {shared:,}, a" if shared else "A"
-    return (
-        f"{beginning} prompt of up to {prompt:,} and an answer of up to {output:,} tokens make {total:,}; the model's "
-        f"context holds {max_model_len:,}. Lower one of them."
+    beginning = tr("A shared beginning of {shared:,}, a", shared=shared) if shared else "A"
+    return tr(
+        "{beginning} prompt of up to {prompt:,} and an answer of up to {output:,} tokens make {total:,}; the model's "
+        "context holds {max_model_len:,}. Lower one of them.",
+        beginning=beginning,
+        prompt=prompt,
+        output=output,
+        total=total,
+        max_model_len=max_model_len,
     )
 
 
@@ -64,13 +70,20 @@ def clip_remarks(workload: Workload, max_model_len: int) -> list[str]:
     remarks = []
     if clipped:
         remarks.append(
-            f"{clipped:,} of {count(len(workload.requests), 'request')} will be clipped to the model's context of "
-            f"{max_model_len:,} tokens."
+            tr(
+                "{clipped:,} of {requests} will be clipped to the model's context of {max_model_len:,} tokens.",
+                clipped=clipped,
+                requests=count(len(workload.requests), "request"),
+                max_model_len=max_model_len,
+            )
         )
     if any(r.clip and r.prompt is not None for r in workload.requests):
         remarks.append(
-            f"Prompts are texts: the engine counts their tokens and clips what is longer than its context of "
-            f"{max_model_len:,}."
+            tr(
+                "Prompts are texts: the engine counts their tokens and clips what is longer than its context of "
+                "{max_model_len:,}.",
+                max_model_len=max_model_len,
+            )
         )
     return remarks
 
@@ -87,21 +100,36 @@ def misfits(lengths: list[RequestLength], info: ModelInfo) -> list[str]:
     refused = [r.prompt for r in lengths if r.prompt >= info.max_model_len]
     if refused:
         sentences.append(
-            f"{count(len(refused), 'prompt')} of up to {max(refused):,} tokens will be refused: the model's context "
-            f"holds {info.max_model_len:,}."
+            tr(
+                "{prompts} of up to {refused:,} tokens will be refused: the model's context holds {max_model_len:,}.",
+                prompts=count(len(refused), "prompt"),
+                refused=max(refused),
+                max_model_len=info.max_model_len,
+            )
         )
     cut = [r for r in lengths if r.prompt < info.max_model_len < r.prompt + r.output]
     if cut:
         sentences.append(
-            f"{count(len(cut), 'answer')} will end at the model's context of {info.max_model_len:,} tokens."
+            tr(
+                "{answers} will end at the model's context of {max_model_len:,} tokens.",
+                answers=count(len(cut), "answer"),
+                max_model_len=info.max_model_len,
+            )
         )
     pool = info.num_blocks * info.block_size
     needs = [min(r.prompt + r.output, info.max_model_len) for r in lengths if r.prompt < info.max_model_len]
     large = [need for need in needs if need > pool]
     if large:
         sentences.append(
-            f"{count(len(large), 'request')} of up to {max(large):,} tokens cannot fit: the pool has "
-            f"{info.num_blocks:,} blocks of {info.block_size}, {pool:,} tokens."
+            tr(
+                "{requests} of up to {large:,} tokens cannot fit: the pool has "
+                "{num_blocks:,} blocks of {block_size}, {pool:,} tokens.",
+                requests=count(len(large), "request"),
+                large=max(large),
+                num_blocks=info.num_blocks,
+                block_size=info.block_size,
+                pool=pool,
+            )
         )
     return sentences
 
@@ -136,7 +164,12 @@ def differences(wanted: EngineConfig, running: EngineConfig) -> list[str]:
         ("draft_tokens", lambda c: c.scheduler.draft_tokens),
     )
     return [
-        f"{name.replace('_', ' ')} {_knob(get(wanted))} (now {_knob(get(running))})"
+        tr(
+            "{replace} {knob} (now {knob2})",
+            replace=name.replace("_", " "),
+            knob=_knob(get(wanted)),
+            knob2=_knob(get(running)),
+        )
         for name, get in names
         if get(wanted) != get(running)
     ]
@@ -209,28 +242,28 @@ def result_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("completed", f"{number('completed')} of {number('num_prompts')}"),
         ("failed", number("failed")),
         ("duration", number("duration", 1, " s")),
-        ("prompt tokens", number("total_input_tokens")),
-        ("output tokens", number("total_output_tokens")),
-        ("output tokens/s", number("output_throughput", 1)),
-        ("all tokens/s", number("total_token_throughput", 1)),
+        (tr("prompt tokens"), number("total_input_tokens")),
+        (tr("output tokens"), number("total_output_tokens")),
+        (tr("output tokens/s"), number("output_throughput", 1)),
+        (tr("all tokens/s"), number("total_token_throughput", 1)),
         ("requests/s", number("request_throughput", 2)),
-        ("most at once", number("max_concurrent_requests")),
+        (tr("most at once"), number("max_concurrent_requests")),
         ("preemptions", number("preemptions")),
-        ("recomputed tokens", number("recomputed_tokens")),
-        ("prefix-hit tokens", number("prefix_hit_tokens")),
+        (tr("recomputed tokens"), number("recomputed_tokens")),
+        (tr("prefix-hit tokens"), number("prefix_hit_tokens")),
     ]
     if summary.get("goodput_objectives_ms"):
-        rows.insert(8, ("goodput, requests/s", number("request_goodput", 2)))
+        rows.insert(8, (tr("goodput, requests/s"), number("request_goodput", 2)))
     if summary.get("rows_clipped"):
-        rows.append(("clipped requests", number("rows_clipped")))
+        rows.append((tr("clipped requests"), number("rows_clipped")))
     if summary.get("paused_seconds"):
-        rows.append(("held up meanwhile", number("paused_seconds", 1, " s")))
+        rows.append((tr("held up meanwhile"), number("paused_seconds", 1, " s")))
     if summary.get("swapped_blocks"):
-        rows.append(("swapped blocks", number("swapped_blocks")))
+        rows.append((tr("swapped blocks"), number("swapped_blocks")))
     if summary.get("padding_tokens"):
-        rows.append(("padding tokens", number("padding_tokens")))
+        rows.append((tr("padding tokens"), number("padding_tokens")))
     if summary.get("draft_tokens"):
-        rows.append(("drafts accepted", f"{number('accepted_tokens')} of {number('draft_tokens')}"))
+        rows.append((tr("drafts accepted"), f"{number('accepted_tokens')} of {number('draft_tokens')}"))
     if summary.get("unfinished"):
-        rows.insert(2, ("not finished", number("unfinished")))
+        rows.insert(2, (tr("not finished"), number("unfinished")))
     return rows

@@ -36,6 +36,7 @@ from app.lab.result_view import LoadFigures
 from app.run_files import SUFFIX
 from app.scroll_column import ScrollColumn
 from app.theme import SPACING, Theme
+from app.translation import tr
 from app.widgets import Card, button, label
 from engine.config import ConfigError, EngineConfig
 from engine.messages import ModelInfo
@@ -60,7 +61,7 @@ class LoadPanel(Card):
 
     def __init__(self, bridge: EngineBridge, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
         self._headline = label("", "muted")
-        super().__init__("Load", self._headline, parent=parent)
+        super().__init__(tr("Load"), self._headline, parent=parent)
         self.control = LoadControl(bridge, self)
         self._bridge = bridge
         self._configs = ScenarioConfigs()
@@ -84,21 +85,21 @@ class LoadPanel(Card):
         self.form = self.source.form
         self.arrivals = self.source.arrivals
         self.measure = MeasureForm()
-        self.measure_fold = Fold("Measuring", self.measure)
+        self.measure_fold = Fold(tr("Measuring"), self.measure)
         self.notice = sentence("muted")
-        self.restart_button = button("Restart the engine with these options")
-        self.start_button = button("Start", "primary", "Start the load")
-        self.stop_button = button("Stop", accessible="Stop the load")
+        self.restart_button = button(tr("Restart the engine with these options"))
+        self.start_button = button(tr("Start"), "primary", tr("Start the load"))
+        self.stop_button = button(tr("Stop"), accessible=tr("Stop the load"))
         self.progress = QProgressBar()
         self.progress.setTextVisible(False)
-        self.progress.setAccessibleName("Requests that have ended")
+        self.progress.setAccessibleName(tr("Requests that have ended"))
         self.figures = LoadFigures()
         self.faults = sentence("error")
         self.table = RequestTable(theme, selection)
-        self.copy_button = button("Copy result as JSON", "flat")
+        self.copy_button = button(tr("Copy result as JSON"), "flat")
         self.rates = RateView(theme)
-        self.search_fold = Fold("Saturation", self.rates)
-        self.search_fold.say("the rate where the queue starts to grow")
+        self.search_fold = Fold(tr("Saturation"), self.rates)
+        self.search_fold.say(tr("the rate where the queue starts to grow"))
 
     def _lay_out(self) -> None:
         content = QWidget()
@@ -176,7 +177,7 @@ class LoadPanel(Card):
     def open_file(self, path: Path) -> None:
         """Choose a workload file or a scenario's; what is wrong with it is shown."""
         if self.control.active:
-            self._show_faults(["A load is running: stop it first, then load the file."])
+            self._show_faults([tr("A load is running: stop it first, then load the file.")])
             return
         try:
             self.source.open_file(path)
@@ -209,10 +210,12 @@ class LoadPanel(Card):
             self._wanted = self._wanted_config()
         except ConfigError as error:
             self._wanted = None
-            remarks.append(f"The options of this scenario do not go with the engine's: {error}.")
+            remarks.append(tr("The options of this scenario do not go with the engine's: {error}.", error=error))
         if not active and info is not None:
             if self._wanted is not None:
-                remarks.append("This scenario wants " + ", ".join(differences(self._wanted, self._bridge.config)) + ".")
+                remarks.append(
+                    tr("This scenario wants ") + ", ".join(differences(self._wanted, self._bridge.config)) + "."
+                )
             elif not fault:
                 remarks += self._remarks_about(info)
         if info is None:
@@ -220,7 +223,7 @@ class LoadPanel(Card):
         self.notice.setText(fault if fault and not active else " ".join(filter(None, remarks)))
         self.notice.setVisible(bool(self.notice.text()))
         self.restart_button.setVisible(self._wanted is not None and not fault and not active and not comparing)
-        self.restart_button.setToolTip("Answers that are still open end; their text stays.")
+        self.restart_button.setToolTip(tr("Answers that are still open end; their text stays."))
         for each in (self.start_button, self.rates.search_button):
             each.setEnabled(info is not None and not fault and not active and not comparing)
         self.stop_button.setEnabled(self.run is not None and self.run.phase in ("warming", "running"))
@@ -233,13 +236,15 @@ class LoadPanel(Card):
         active = self.control.active
         if self._bridge.comparing:
             return (
-                "The load waits: a comparison has the engine."
+                tr("The load waits: a comparison has the engine.")
                 if active
-                else "A comparison has the engine: wait for it."
+                else tr("A comparison has the engine: wait for it.")
             )
         if self._bridge.paused:
             return (
-                "The load waits until the engine runs on." if active else "The engine pauses: a load will wait with it."
+                tr("The load waits until the engine runs on.")
+                if active
+                else tr("The engine pauses: a load will wait with it.")
             )
         return ""
 
@@ -347,11 +352,19 @@ class LoadPanel(Card):
         total = len(recorder.timelines)
         self.progress.setValue(recorder.ended)
         if self.run.phase == "warming":
-            self._headline.setText(f"warming up, {self.run.warm_up_left:,} left")
+            self._headline.setText(tr("warming up, {warm_up_left:,} left", warm_up_left=self.run.warm_up_left))
             return
-        flight = f" · {len(recorder.open):,} in flight" if self.run.active else ""
+        flight = tr(" · {open:,} in flight", open=len(recorder.open)) if self.run.active else ""
         rate = self.run.tokens_per_second
-        self._headline.setText(f"{recorder.ended:,} of {total:,}{flight} · {rate:,.0f} tok/s")
+        self._headline.setText(
+            tr(
+                "{ended:,} of {total:,}{flight} · {rate:,.0f} tok/s",
+                ended=recorder.ended,
+                total=total,
+                flight=flight,
+                rate=rate,
+            )
+        )
 
     def _show_live(self) -> None:
         assert self.run is not None
@@ -376,7 +389,7 @@ class LoadPanel(Card):
     def _show_faults(self, sentences: list[str]) -> None:
         text = "\n".join(sentences[:5])
         if len(sentences) > 5:
-            text += f"\nand {len(sentences) - 5} other reasons"
+            text += tr("\nand {sentences} other reasons", sentences=len(sentences) - 5)
         self.faults.setText(text)
         self.faults.setVisible(bool(text))
         if text:

@@ -16,6 +16,7 @@ from app.lab.load_model import RequestLength, shape_fault
 from app.lab.ranges_form import RangesForm
 from app.lab.trace_form import TraceForm
 from app.theme import SPACING, Theme
+from app.translation import tr
 from app.widgets import button
 from app.words import as_sentence
 from engine.messages import ModelInfo
@@ -31,7 +32,7 @@ from engine.workload import (
     with_seed,
 )
 
-RANGES = "A load of my own"
+RANGES = tr("A load of my own")
 FILE = "file:"
 """Data of the entries that are files, before the path."""
 
@@ -50,18 +51,20 @@ class LoadSource(QWidget):
         """What :meth:`workload` made last, as long as nothing has changed."""
         self.broken: list[str] = []
         """Sentences about scenarios that cannot be read."""
-        self.choice = Choice("Load", theme)
-        self.file_button = button("Load a file…")
+        self.choice = Choice(tr("Load"), theme)
+        self.file_button = button(tr("Load a file…"))
         self.file_button.setToolTip(
-            "ShareGPT json, Azure LLM csv, BurstGPT csv, Mooncake jsonl, vLLM custom jsonl, Batchscope jsonl or a "
-            "scenario (.toml); one can also be dropped here"
+            tr(
+                "ShareGPT json, Azure LLM csv, BurstGPT csv, Mooncake jsonl, vLLM custom jsonl, Batchscope jsonl or a "
+                "scenario (.toml); one can also be dropped here"
+            )
         )
         self.file_button.clicked.connect(self._ask_for_file)
         self.watch = sentence("muted")
         self.form = RangesForm(theme)
         self.trace = TraceForm()
         self.arrivals = ArrivalsForm(theme)
-        self.arrivals_fold = Fold("Arrivals", self.arrivals)
+        self.arrivals_fold = Fold(tr("Arrivals"), self.arrivals)
         self._lay_out()
         self._fill()
         self.choice.currentIndexChanged.connect(self._choice_changed)
@@ -147,8 +150,8 @@ class LoadSource(QWidget):
         self.choice.setCurrentIndex(self.choice.findData(data))
 
     def _ask_for_file(self) -> None:
-        filters = "Workloads (*.jsonl *.json *.csv *.toml);;All files (*)"
-        name, _ = QFileDialog.getOpenFileName(self, "Load a workload file", "", filters)
+        filters = tr("Workloads (*.jsonl *.json *.csv *.toml);;All files (*)")
+        name, _ = QFileDialog.getOpenFileName(self, tr("Load a workload file"), "", filters)
         if name:
             self.file_chosen.emit(Path(name))
 
@@ -167,10 +170,10 @@ class LoadSource(QWidget):
 
     def _offer_arrivals(self) -> None:
         if self.scenario is not None:
-            self.arrivals.offer_own("as the scenario has them")
+            self.arrivals.offer_own(tr("as the scenario has them"))
         elif self.is_file:
             timed = self.trace.workload is not None and self.trace.workload.open_loop
-            self.arrivals.offer_own("as recorded" if timed else "all at once: the file names no times")
+            self.arrivals.offer_own(tr("as recorded") if timed else tr("all at once: the file names no times"))
         else:
             self.arrivals.offer_own(None)
 
@@ -194,7 +197,7 @@ class LoadSource(QWidget):
         """Why there is no load to start; empty where there is one."""
         if self.is_file:
             if self.trace.busy or (self.trace.workload is None and not self.trace.fault):
-                return "The file is being read."
+                return tr("The file is being read.")
             return self.trace.fault
         try:
             if self.scenario is None:
@@ -227,7 +230,7 @@ class LoadSource(QWidget):
         elif self.is_file:
             read = self.trace.workload
             if read is None:
-                raise WorkloadError(self.trace.fault or "The file is being read.")
+                raise WorkloadError(self.trace.fault or tr("The file is being read."))
             draw = lambda seed: read if seed is None else with_seed(read, seed)  # noqa: E731
         else:
             shape = self.form.shape()

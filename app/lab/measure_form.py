@@ -6,15 +6,16 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QWidget
 
 from app.lab.fields import form_layout, whole
+from app.translation import tr
 from app.words import count
 from engine.metrics import OBJECTIVES
 
 MOST_WARM_UPS = 10_000
 MOST_MILLISECONDS = 10_000_000
 TIPS = {
-    "ttft": "Objective: time to first token, at most",
-    "tpot": "Objective: time per output token after the first, at most",
-    "e2el": "Objective: time to the last token, at most",
+    "ttft": tr("Objective: time to first token, at most"),
+    "tpot": tr("Objective: time per output token after the first, at most"),
+    "e2el": tr("Objective: time to the last token, at most"),
 }
 
 
@@ -25,11 +26,16 @@ class MeasureForm(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.warm_up_field = whole("Warm-up requests", 0, MOST_WARM_UPS, 0, lowest="none")
-        self.warm_up_field.setToolTip("Requests with prompts of their own before the clock starts; not counted")
+        self.warm_up_field = whole(tr("Warm-up requests"), 0, MOST_WARM_UPS, 0, lowest="none")
+        self.warm_up_field.setToolTip(tr("Requests with prompts of their own before the clock starts; not counted"))
         self.limits = {
             name: whole(
-                f"{name.upper()} objective in milliseconds", 0, MOST_MILLISECONDS, 0, suffix=" ms", lowest="none"
+                tr("{upper} objective in milliseconds", upper=name.upper()),
+                0,
+                MOST_MILLISECONDS,
+                0,
+                suffix=" ms",
+                lowest="none",
             )
             for name in OBJECTIVES
         }
@@ -52,5 +58,5 @@ class MeasureForm(QWidget):
 
     def summary(self) -> str:
         goals = [f"{name.upper()} ≤ {limit:,.0f} ms" for name, limit in (self.objectives() or {}).items()]
-        warm = f"{count(self.warm_up, 'request')} before" if self.warm_up else ""
-        return " · ".join(filter(None, [warm, *goals])) or "no warm-up, no objectives"
+        warm = tr("{requests} before", requests=count(self.warm_up, "request")) if self.warm_up else ""
+        return " · ".join(filter(None, [warm, *goals])) or tr("no warm-up, no objectives")

@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QPushButton, QSpinBox, QVB
 
 from app.lab.fields import text, whole
 from app.theme import SPACING
+from app.translation import tr
 from app.widgets import button
 from engine.workload import PriorityShare, UserShare
 
@@ -33,7 +34,7 @@ class MixForm(QWidget):
         super().__init__(parent)
         self._noun = noun
         self.lines: list[_Line] = []
-        self.add_button = button(f"Add a {noun}", "flat")
+        self.add_button = button(tr("Add a {noun}", noun=noun), "flat")
         self.add_button.clicked.connect(self.add)
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(0, 0, 0, 0)
@@ -53,9 +54,9 @@ class MixForm(QWidget):
             return
         number = len(self.lines) + 1
         value = self._field()
-        share = whole(f"Share of {self._noun} {number}", 0, MOST_SHARE, 1, prefix="share ")
-        share.setToolTip("In proportion to the other shares")
-        remove = button("×", "flat", f"Remove {self._noun} {number}")
+        share = whole(tr("Share of {noun} {number}", noun=self._noun, number=number), 0, MOST_SHARE, 1, prefix="share ")
+        share.setToolTip(tr("In proportion to the other shares"))
+        remove = button("×", "flat", tr("Remove {noun} {number}", noun=self._noun, number=number))
         widget = QWidget()
         row = QHBoxLayout(widget)
         row.setContentsMargins(0, 0, 0, 0)
@@ -89,8 +90,8 @@ class PriorityMix(MixForm):
         super().__init__("priority", parent)
 
     def _field(self) -> QSpinBox:
-        box = whole("Priority, lower runs first", -1_000, 1_000, len(self.lines))
-        box.setToolTip("Lower runs first, where the queue's order is by priority")
+        box = whole(tr("Priority, lower runs first"), -1_000, 1_000, len(self.lines))
+        box.setToolTip(tr("Lower runs first, where the queue's order is by priority"))
         return box
 
     def shares(self) -> list[PriorityShare]:
@@ -105,15 +106,15 @@ class UserMix(MixForm):
         super().__init__("user", parent)
 
     def _field(self) -> QLineEdit:
-        field = text("Name of a user")
-        field.setText(f"user {len(self.lines) + 1}")
+        field = text(tr("Name of a user"))
+        field.setText(tr("user {lines}", lines=len(self.lines) + 1))
         return field
 
     def shares(self) -> list[UserShare]:
         return [UserShare(line.value.text().strip(), line.share.value()) for line in self.lines]  # type: ignore[union-attr]
 
     def summary(self) -> str:
-        return _shares_in_words([(s.user or "no name", s.share) for s in self.shares()])
+        return _shares_in_words([(s.user or tr("no name"), s.share) for s in self.shares()])
 
 
 def _shares_in_words(shares: list[tuple[str, float]]) -> str:

@@ -10,6 +10,7 @@ from app.lab.fold import Fold
 from app.lab.lengths_form import LengthsForm
 from app.lab.mix_form import PriorityMix, UserMix
 from app.theme import SPACING, Theme
+from app.translation import tr
 from app.words import count
 from engine.workload import SharedPrefix, WorkloadShape
 
@@ -23,15 +24,15 @@ class RangesForm(QWidget):
 
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.requests = whole("Requests", 1, MOST_REQUESTS, 16)
+        self.requests = whole(tr("Requests"), 1, MOST_REQUESTS, 16)
         self.prompt = LengthsForm("prompt", 32, 128, theme)
         self.output = LengthsForm("answer", 16, 64, theme)
         self.priorities = PriorityMix()
         self.users = UserMix()
-        self.prefix_tokens = whole("Tokens that prompts begin with alike", 0, 1_000_000, 0, lowest="none")
-        self.prefix_groups = whole("Groups that begin alike", 1, 10_000, 1, prefix="groups ")
-        self.seed = whole("Seed", 0, 1_000_000, 0)
-        self.mixes = Fold("Mixes", self._mixes())
+        self.prefix_tokens = whole(tr("Tokens that prompts begin with alike"), 0, 1_000_000, 0, lowest="none")
+        self.prefix_groups = whole(tr("Groups that begin alike"), 1, 10_000, 1, prefix="groups ")
+        self.seed = whole(tr("Seed"), 0, 1_000_000, 0)
+        self.mixes = Fold(tr("Mixes"), self._mixes())
         self._lay_out()
         for box in (self.requests, self.prefix_tokens, self.prefix_groups, self.seed):
             box.valueChanged.connect(lambda _value: self._emit())
@@ -57,7 +58,7 @@ class RangesForm(QWidget):
         form.addRow("priorities", self.priorities)
         form.addRow("users", self.users)
         shared = pair(self.prefix_tokens, self.prefix_groups, "")
-        shared.setToolTip("Tokens before the drawn prompt length that the requests of a group have in common")
+        shared.setToolTip(tr("Tokens before the drawn prompt length that the requests of a group have in common"))
         form.addRow("shared", shared)
         form.addRow("seed", self.seed)
         return content
@@ -79,10 +80,10 @@ class RangesForm(QWidget):
         tokens = self.prefix_tokens.value()
         self.prefix_groups.setEnabled(tokens > 0)
         parts = [
-            f"priority {mix}" if (mix := self.priorities.summary()) else "",
+            tr("priority {mix}", mix=mix) if (mix := self.priorities.summary()) else "",
             self.users.summary(),
-            f"{count(tokens, 'token')} shared" if tokens else "",
-            f"seed {self.seed.value():,}" if self.seed.value() else "",
+            tr("{tokens} shared", tokens=count(tokens, "token")) if tokens else "",
+            tr("seed {value:,}", value=self.seed.value()) if self.seed.value() else "",
         ]
-        self.mixes.say(" · ".join(filter(None, parts)) or "priorities, users, shared beginnings")
+        self.mixes.say(" · ".join(filter(None, parts)) or tr("priorities, users, shared beginnings"))
         self.changed.emit()

@@ -13,6 +13,7 @@ from app.lab.load_model import milliseconds
 from app.scope.figure_table import FigureRow, FigureTable
 from app.scope.plot import Plot, linear_ticks
 from app.theme import SPACING, Theme
+from app.translation import tr
 from app.widgets import Legend, LegendEntry, button
 from app.words import NOT_AVAILABLE
 from engine.saturation import LEAST_REQUESTS, Probe, SaturationSearch, probe_size
@@ -22,8 +23,8 @@ MOST_REQUESTS = 10_000
 DOT = 4.0
 """Half the width of a mark, in pixels."""
 HELD = LegendEntry("held", "decode", "dot")
-GREW = LegendEntry("the queue grew", "preempted", "triangle")
-EVEN = LegendEntry("achieved = offered", "muted", "dashed")
+GREW = LegendEntry(tr("the queue grew"), "preempted", "triangle")
+EVEN = LegendEntry(tr("achieved = offered"), "muted", "dashed")
 
 
 class RatePlot(Plot):
@@ -32,7 +33,7 @@ class RatePlot(Plot):
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(theme, parent)
         self._probes: list[Probe] = []
-        self.setAccessibleName("Achieved against offered requests per second")
+        self.setAccessibleName(tr("Achieved against offered requests per second"))
         self.setFixedHeight(140)
 
     def sizeHint(self) -> QSize:
@@ -83,17 +84,17 @@ class RateView(QWidget):
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.probe_requests = whole(
-            "Requests of a probe", LEAST_REQUESTS, MOST_REQUESTS, probe_size(0), suffix=" requests"
+            tr("Requests of a probe"), LEAST_REQUESTS, MOST_REQUESTS, probe_size(0), suffix=" requests"
         )
-        self.probe_requests.setToolTip("More requests take longer and find the rate more surely")
-        self.search_button = button("Find the saturation rate")
-        self.search_button.setToolTip("Sends this load at one rate after another, until the queue starts to grow")
+        self.probe_requests.setToolTip(tr("More requests take longer and find the rate more surely"))
+        self.search_button = button(tr("Find the saturation rate"))
+        self.search_button.setToolTip(tr("Sends this load at one rate after another, until the queue starts to grow"))
         fields = QWidget()
-        form_layout(fields).addRow("per probe", self.probe_requests)
+        form_layout(fields).addRow(tr("per probe"), self.probe_requests)
         self.sentence = sentence("")
         self.legend = Legend(theme, [HELD, GREW, EVEN])
         self.plot = RatePlot(theme)
-        self.table = FigureTable("Probes", theme, ("achieved/s", "P99 TTFT", "queue"))
+        self.table = FigureTable(tr("Probes"), theme, ("achieved/s", tr("P99 TTFT"), "queue"))
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(SPACING // 2)
@@ -106,7 +107,7 @@ class RateView(QWidget):
         """``running``: whether a probe is in progress; its rate is named then."""
         probes, rate = search.probes, search.next_rate
         if running and rate is not None:
-            self.sentence.setText(f"Probe {len(probes) + 1}: {rate:.3g} requests/s …")
+            self.sentence.setText(tr("Probe {probes}: {rate:.3g} requests/s …", probes=len(probes) + 1, rate=rate))
         else:
             self.sentence.setText(search.sentence())
         self.sentence.show()
@@ -121,4 +122,9 @@ def _row(probe: Probe) -> FigureRow:
     achieved = NOT_AVAILABLE if probe.achieved is None else f"{probe.achieved:.3g}"
     queue = GREW if probe.grew else HELD
     cells = (achieved, milliseconds(probe.p99_ttft_ms), "grew" if probe.grew else "held")
-    return FigureRow(f"{probe.rate:.3g}/s", cells, queue, f"{probe.completed} of {probe.requests} requests completed")
+    return FigureRow(
+        f"{probe.rate:.3g}/s",
+        cells,
+        queue,
+        tr("{completed} of {requests} requests completed", completed=probe.completed, requests=probe.requests),
+    )

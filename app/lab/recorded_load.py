@@ -11,6 +11,7 @@ from typing import Any
 from PySide6.QtCore import QRunnable
 
 from app.lab.compare_model import CompareLoad
+from app.translation import tr
 from engine.comparison import NOT_AVAILABLE, Run
 from engine.recorded_run import recorded_result, recorded_workload
 from engine.recording import RecordingError, RunReader
@@ -42,13 +43,16 @@ def read_recorded(path: str, from_step: int | None = None) -> RecordedLoad:
     finally:
         reader.close()
     run |= {name: run[name] or NOT_AVAILABLE for name in FACTS} | {"threads": run["threads"] or 0}
-    since = "" if from_step is None else f" from step {from_step:,} on"
-    watch = (
-        f"The requests of a recorded run{since}, as they came, run again beside it. What is recorded is there as "
-        "a variant of its own."
+    since = "" if from_step is None else tr(" from step {from_step:,} on", from_step=from_step)
+    watch = tr(
+        "The requests of a recorded run{since}, as they came, run again beside it. What is recorded is there as "
+        "a variant of its own.",
+        since=since,
     )
     options = EngineOptions(**{name: value for name, value in run["knobs"].items() if value is not None})
-    load = CompareLoad(f"Recorded: {title}{since}", lambda _seed: workload, watch, options, seeded=False)
+    load = CompareLoad(
+        tr("Recorded: {title}{since}", title=title, since=since), lambda _seed: workload, watch, options, seeded=False
+    )
     return RecordedLoad(f"{path} {from_step}", load, run)
 
 

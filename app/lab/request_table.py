@@ -10,13 +10,14 @@ from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QWidget
 from app.lab.load_model import milliseconds
 from app.scope.tables import Table
 from app.theme import Theme, readable, request_color
+from app.translation import tr
 from app.words import NOT_AVAILABLE
 
 if TYPE_CHECKING:
     from app.lab.load_run import LoadRun
     from app.selection import Selection
 
-COLUMNS = ("request", "priority", "tokens", "TTFT", "E2EL", "goals", "ended")
+COLUMNS = ("request", "priority", "tokens", tr("TTFT"), tr("E2EL"), "goals", "ended")
 FIGURES = (1, 2, 3, 4)
 WIDTHS = (58, 54, 74, 58, 58, 58, 54)
 """Of the columns, in pixels at least; what room there is more is shared out alike."""
@@ -104,7 +105,7 @@ class RequestModel(QAbstractTableModel):
             met = self._run.meets_objectives(row)
             return "" if met is None else "met" if met else "missed"
         if column == "ended":
-            return timeline.finish_reason or ("" if self._run.active else "not finished")
+            return timeline.finish_reason or ("" if self._run.active else tr("not finished"))
         value = timeline.ttft(origin) if column == "TTFT" else timeline.e2el(origin) if timeline.completed else None
         if value is None:
             return "" if timeline.finish_reason is None and self._run.active else NOT_AVAILABLE
@@ -122,7 +123,7 @@ class RequestTable(Table):
         self.requests = RequestModel(theme)
         self.requests.setParent(self)
         self.setModel(self.requests)
-        self.setAccessibleName("Requests of the load")
+        self.setAccessibleName(tr("Requests of the load"))
         self.setShowGrid(False)
         self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
         self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)

@@ -12,17 +12,18 @@ from PySide6.QtWidgets import QGridLayout, QLabel, QVBoxLayout, QWidget
 from app.lab.fold import Fold
 from app.lab.load_model import LIVE_COLUMNS, LIVE_ROWS, ORIGIN_ROWS, milliseconds, result_rows
 from app.theme import SPACING
+from app.translation import tr
 from app.widgets import label
 
 TOOLTIPS = {
-    "ttft": "Time to first token",
-    "tpot": "Time per output token after the first: (E2EL − TTFT) / (output tokens − 1)",
-    "itl": "Inter-token latency: the gap between two tokens",
-    "e2el": "End-to-end latency: to the last token",
-    "schedule_ttft": "From the intended arrival to the first token, whoever held it up",
-    "schedule_e2el": "From the intended arrival to the last token, whoever held it up",
-    "service_ttft": "From the first admission to the first token: without the queue",
-    "service_e2el": "From the first admission to the last token: without the queue",
+    "ttft": tr("Time to first token"),
+    "tpot": tr("Time per output token after the first: (E2EL − TTFT) / (output tokens − 1)"),
+    "itl": tr("Inter-token latency: the gap between two tokens"),
+    "e2el": tr("End-to-end latency: to the last token"),
+    "schedule_ttft": tr("From the intended arrival to the first token, whoever held it up"),
+    "schedule_e2el": tr("From the intended arrival to the last token, whoever held it up"),
+    "service_ttft": tr("From the first admission to the first token: without the queue"),
+    "service_e2el": tr("From the first admission to the last token: without the queue"),
 }
 ORIGINS = (("due", "schedule"), ("service", "service"))
 """From when on a latency counts, in a word, and the prefix of its key."""
@@ -138,7 +139,7 @@ class LoadFigures(QWidget):
         super().__init__(parent)
         self.percentiles = PercentileGrid()
         self.origins = PercentileGrid(ORIGIN_ROWS)
-        self.origins_fold = Fold("Queue and service", self.origins)
+        self.origins_fold = Fold(tr("Queue and service"), self.origins)
         self.result = ResultGrid()
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
@@ -157,7 +158,7 @@ class LoadFigures(QWidget):
         self.percentiles.show_figures(figures)
         self.origins.show_figures(figures)
         parts = (f"{name} {milliseconds(figures[f'p99_{key}_e2el_ms'])}" for name, key in ORIGINS)
-        self.origins_fold.say("P99 E2EL: " + ", ".join(parts))
+        self.origins_fold.say(tr("P99 E2EL: ") + ", ".join(parts))
 
     def show_summary(self, summary: dict[str, Any]) -> None:
         self.show_latencies(summary)

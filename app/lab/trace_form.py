@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QVBoxLayout, QWidget
 from app.lab.fields import decimal, form_layout, sentence, whole
 from app.lab.trace_loading import TraceLoading
 from app.theme import SPACING
+from app.translation import tr
 from app.widgets import button
 from engine.workload import MAX_REQUESTS, Workload
 
@@ -32,16 +33,16 @@ class TraceForm(QWidget):
         self.fault = ""
         """Why it cannot be read."""
         self.counts = sentence("muted")
-        self.scale = decimal("Time scale", 0.01, 10_000.0, 1.0, suffix=" × as fast")
-        self.scale.setToolTip("2: requests come twice as fast as recorded")
+        self.scale = decimal(tr("Time scale"), 0.01, 10_000.0, 1.0, suffix=tr(" × as fast"))
+        self.scale.setToolTip(tr("2: requests come twice as fast as recorded"))
         self.limit = whole(
-            "Rows to read", 0, MAX_REQUESTS, USUAL_ROWS, prefix="first ", suffix=" rows", lowest="all rows"
+            tr("Rows to read"), 0, MAX_REQUESTS, USUAL_ROWS, prefix="first ", suffix=" rows", lowest=tr("all rows")
         )
         self.progress = QProgressBar()
         self.progress.setRange(0, 1_000)
         self.progress.setTextVisible(False)
-        self.progress.setAccessibleName("How much of the file has been read")
-        self.cancel_button = button("Cancel", "flat", "Stop reading the file")
+        self.progress.setAccessibleName(tr("How much of the file has been read"))
+        self.cancel_button = button(tr("Cancel"), "flat", tr("Stop reading the file"))
         self.cancel_button.clicked.connect(self.cancel)
         self._reading = QWidget()
         row = QHBoxLayout(self._reading)
@@ -84,7 +85,10 @@ class TraceForm(QWidget):
         self._again.stop()
         self._loading.stop()
         self._failed(
-            f"{self.path.name if self.path else 'The file'} was not read to its end. Lower the number of rows."
+            tr(
+                "{name} was not read to its end. Lower the number of rows.",
+                name=self.path.name if self.path else tr("The file"),
+            )
         )
 
     def _fields_changed(self, _value: float) -> None:
@@ -110,7 +114,9 @@ class TraceForm(QWidget):
         self.progress.setValue(round(1_000 * max(of_rows, self._loading.share)))
         self._reading.show()
         name = self.path.name if self.path is not None else ""
-        self.counts.setText(f"Reading {name}: {self._loading.rows_read:,} rows so far.")
+        self.counts.setText(
+            tr("Reading {name}: {rows_read:,} rows so far.", name=name, rows_read=self._loading.rows_read)
+        )
 
     def _loaded(self, workload: Workload) -> None:
         self.workload = workload

@@ -14,6 +14,7 @@ from PySide6.QtWidgets import QWidget
 from app.scope.changes import KnobChange
 from app.scope.plot import Plot, Tick
 from app.theme import Theme
+from app.translation import tr
 
 SHORTEST_SECONDS = 5.0
 """What the time axis shows at least; it grows with the run up to the chosen window."""
@@ -66,7 +67,7 @@ class MarkedPlot(Plot):
 
     def tip_at(self, position: QPoint) -> str:
         mark = self.mark_at(position.x())
-        return f"Step {mark.step:,}: {mark.label}" if mark is not None else ""
+        return tr("Step {step:,}: {label}", step=mark.step, label=mark.label) if mark is not None else ""
 
 
 class AgePlot(MarkedPlot):

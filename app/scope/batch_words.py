@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from app.translation import tr
 from app.words import and_list, count, seconds_label
 from engine.events import RowKind, StepRecord
 
@@ -18,17 +19,27 @@ def batch_sentence(record: StepRecord) -> str:
     padding = sum(record.padding)
     rows = sum(1 for kind in record.kinds if kind == RowKind.PADDING)
     if rows or padding:
-        rowed = f" in {count(rows, 'row')} whose answer is complete" if rows else ""
-        parts.append(f"{count(padding, 'token')} of padding{rowed}")
+        rowed = tr(" in {rows} whose answer is complete", rows=count(rows, "row")) if rows else ""
+        parts.append(tr("{tokens} of padding{rowed}", tokens=count(padding, "token"), rowed=rowed))
     if not parts:
-        return "Computes nothing."
+        return tr("Computes nothing.")
     used = sum(record.num_tokens) + padding
-    text = f"Computes {and_list(parts)}"
+    text = tr("Computes {and_list}", and_list=and_list(parts))
     if not record.token_budget:
         return f"{text}."
     if used > record.token_budget:
-        return f"{text}: {count(used, 'token')}, more than the budget of {record.token_budget:,}."
-    return f"{text} of a budget of {record.token_budget:,}; {record.token_budget - used:,} left."
+        return tr(
+            "{text}: {tokens}, more than the budget of {token_budget:,}.",
+            text=text,
+            tokens=count(used, "token"),
+            token_budget=record.token_budget,
+        )
+    return tr(
+        "{text} of a budget of {token_budget:,}; {token_budget2:,} left.",
+        text=text,
+        token_budget=record.token_budget,
+        token_budget2=record.token_budget - used,
+    )
 
 
 def _decodes(record: StepRecord) -> Iterator[str]:
@@ -41,7 +52,12 @@ def _decodes(record: StepRecord) -> Iterator[str]:
         return
     each = record.accepted_drafts()
     accepted = sum(each[i] for i in rows)
-    yield f"{count(len(rows), 'decode')} with {count(drafts, 'draft')}, {accepted:,} of them accepted,"
+    yield tr(
+        "{decodes} with {drafts}, {accepted:,} of them accepted,",
+        decodes=count(len(rows), "decode"),
+        drafts=count(drafts, "draft"),
+        accepted=accepted,
+    )
 
 
 def _chunks(record: StepRecord, kind: RowKind) -> Iterator[str]:
@@ -51,21 +67,37 @@ def _chunks(record: StepRecord, kind: RowKind) -> Iterator[str]:
     what = "prefill" if kind == RowKind.PREFILL else "recomputation"
     if len(tokens) <= MOST_SIZES:
         sizes = " + ".join(f"{n:,}" for n in tokens)
-        yield f"{count(len(tokens), 'chunk')} of {what} ({sizes} token{'' if tokens == [1] else 's'})"
+        yield tr(
+            "{chunks} of {what} ({sizes} token{value})",
+            chunks=count(len(tokens), "chunk"),
+            what=what,
+            sizes=sizes,
+            value="" if tokens == [1] else "s",
+        )
     else:
         total = count(sum(tokens), "token")
         least, most = min(tokens), max(tokens)
-        each = f"{least:,} each" if least == most else f"{least:,} to {most:,} each"
-        yield f"{len(tokens):,} chunks of {what} ({total}, {each})"
+        each = (
+            tr("{least:,} each", least=least)
+            if least == most
+            else tr("{least:,} to {most:,} each", least=least, most=most)
+        )
+        yield tr("{tokens:,} chunks of {what} ({total}, {each})", tokens=len(tokens), what=what, total=total, each=each)
 
 
 def left_sentence(record: StepRecord) -> str:
     """Who runs and waits after the step, and what the pool has left."""
-    swapped = f" ({record.num_swapped:,} swapped)" if record.num_swapped else ""
-    cached = f", {record.cached_blocks:,} of them cached" if record.cached_blocks else ""
-    return (
-        f"Then {record.num_running:,} run and {record.num_waiting:,} wait{swapped}; "
-        f"{count(record.takeable_blocks, 'block')} can be taken{cached}."
+    swapped = tr(" ({num_swapped:,} swapped)", num_swapped=record.num_swapped) if record.num_swapped else ""
+    cached = (
+        tr(", {cached_blocks:,} of them cached", cached_blocks=record.cached_blocks) if record.cached_blocks else ""
+    )
+    return tr(
+        "Then {num_running:,} run and {num_waiting:,} wait{swapped}; {blocks} can be taken{cached}.",
+        num_running=record.num_running,
+        num_waiting=record.num_waiting,
+        swapped=swapped,
+        blocks=count(record.takeable_blocks, "block"),
+        cached=cached,
     )
 
 
@@ -83,4 +115,4 @@ def timing_sentence(record: StepRecord) -> str:
         if seconds > 0
     ]
     detail = f": {', '.join(parts)}" if parts else ""
-    return f"It took {seconds_label(timings.total)}{detail}."
+    return tr("It took {total}{detail}.", total=seconds_label(timings.total), detail=detail)

@@ -46,6 +46,7 @@ from app.scope.prefix_view import PrefixTreeView
 from app.scope.tables import FootLine, stacked
 from app.selection import Selection
 from app.theme import SPACING, Theme, request_rgb
+from app.translation import tr
 from app.widgets import Legend, LegendEntry, TellingWidget, label
 from app.words import count
 from engine.events import RequestState
@@ -56,7 +57,7 @@ HOST_SHARE = 4
 TREE_SECONDS = 0.2
 """The tree is laid out anew at most so often."""
 SWITCH_HEIGHT = 24
-_VIEWS = (("Map", "a cell for each block"), ("Tree", "which blocks of the prefix cache follow which"))
+_VIEWS = ((tr("Map"), tr("a cell for each block")), (tr("Tree"), tr("which blocks of the prefix cache follow which")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,12 @@ class BlockMapView(TellingWidget):
     def _describe(self) -> None:
         """To those who cannot see it: the block at the cursor, or else how many there are of each kind."""
         counts, block = self.counts, self.block_of(self._cursor)
-        text = f"{counts.referenced} in use, {counts.cached} cached, {counts.free} free"
+        text = tr(
+            "{referenced} in use, {cached} cached, {free} free",
+            referenced=counts.referenced,
+            cached=counts.cached,
+            free=counts.free,
+        )
         if block is not None and self.hasFocus():
             text = self._pool.sentence(self._source.state, block)
         self.setAccessibleDescription(text)
@@ -239,14 +245,14 @@ def _bgr(color: QColor) -> np.ndarray:
     return np.array([color.blue(), color.green(), color.red()], dtype=np.uint8)
 
 
-DEVICE = Pool("KV block map", device_blocks, lambda request: request.blocks, block_sentence)
-HOST = Pool("Blocks in host memory", host_blocks, lambda request: request.host_blocks, host_sentence)
+DEVICE = Pool(tr("KV block map"), device_blocks, lambda request: request.blocks, block_sentence)
+HOST = Pool(tr("Blocks in host memory"), host_blocks, lambda request: request.host_blocks, host_sentence)
 
 
 class BlockMapPanel(ScopePanel):
     """The blocks as cells of a grid, or those of the prefix cache as a tree."""
 
-    empty_text = "The block map appears when a model is loaded: one cell for each block of its KV cache."
+    empty_text = tr("The block map appears when a model is loaded: one cell for each block of its KV cache.")
 
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
         self.view = BlockMapView(source, theme, selection, DEVICE)
@@ -268,8 +274,8 @@ class BlockMapPanel(ScopePanel):
         self._views = QStackedWidget()
         self._views.addWidget(grid)
         self._views.addWidget(self.tree)
-        self.waste = FootLine(theme, "KV memory that is held but empty")
-        super().__init__("KV block map", source, theme, selection, stacked(self._views, self.waste), parent)
+        self.waste = FootLine(theme, tr("KV memory that is held but empty"))
+        super().__init__(tr("KV block map"), source, theme, selection, stacked(self._views, self.waste), parent)
         self._legend = Legend(theme, [])
         self.add_trailing(self._legend)
         self.switch = QButtonGroup(self)
@@ -306,11 +312,11 @@ class BlockMapPanel(ScopePanel):
     def _entries(self) -> list[LegendEntry]:
         counts = self.view.counts
         entries = [
-            LegendEntry(f"{counts.referenced:,} in use", "accent"),
-            LegendEntry(f"{counts.reserved:,} reserved", "accent", "hatch"),
-            LegendEntry(f"{counts.cached:,} cached", "padding", "inset"),
-            LegendEntry(f"{counts.shared:,} shared", "accent", "notch"),
-            LegendEntry(f"{counts.free:,} free", "raised"),
+            LegendEntry(tr("{referenced:,} in use", referenced=counts.referenced), "accent"),
+            LegendEntry(tr("{reserved:,} reserved", reserved=counts.reserved), "accent", "hatch"),
+            LegendEntry(tr("{cached:,} cached", cached=counts.cached), "padding", "inset"),
+            LegendEntry(tr("{shared:,} shared", shared=counts.shared), "accent", "notch"),
+            LegendEntry(tr("{free:,} free", free=counts.free), "raised"),
         ]
         seen = (True, counts.reserved, True, counts.shared, True)
         return [entry for entry, number in zip(entries, seen, strict=True) if number]
@@ -319,9 +325,9 @@ class BlockMapPanel(ScopePanel):
         tree = self.tree.tree
         blocks = np.bincount(tree.looks, weights=tree.length, minlength=len(BlockLook)).astype(int)
         entries = [
-            LegendEntry(f"{blocks[BlockLook.REFERENCED]:,} in use", "accent"),
-            LegendEntry(f"{blocks[BlockLook.SHARED]:,} shared", "accent", "notch"),
-            LegendEntry(f"{blocks[BlockLook.CACHED]:,} unused", "padding", "inset"),
+            LegendEntry(tr("{blocks:,} in use", blocks=blocks[BlockLook.REFERENCED]), "accent"),
+            LegendEntry(tr("{blocks:,} shared", blocks=blocks[BlockLook.SHARED]), "accent", "notch"),
+            LegendEntry(tr("{blocks:,} unused", blocks=blocks[BlockLook.CACHED]), "padding", "inset"),
         ]
         return entries
 
@@ -339,10 +345,13 @@ class BlockMapPanel(ScopePanel):
         self._legend.set_entries(self._tree_entries())
         blocks = int(self.tree.tree.length.sum())
         self.waste.say(
-            f"{count(blocks, 'block')} in the prefix cache, {count(blocks * self.source.state.block_size, 'token')}; "
-            "below a box lies what follows it"
+            tr(
+                "{blocks} in the prefix cache, {tokens}; below a box lies what follows it",
+                blocks=count(blocks, "block"),
+                tokens=count(blocks * self.source.state.block_size, "token"),
+            )
             if blocks
-            else "The prefix cache is empty: full blocks of prompts and answers join it, where it is switched on"
+            else tr("The prefix cache is empty: full blocks of prompts and answers join it, where it is switched on")
         )
 
     def _refresh_map(self) -> None:
@@ -353,5 +362,11 @@ class BlockMapPanel(ScopePanel):
         used = state.host_blocks_used
         self.host_strip.setVisible(state.num_host_blocks > 0 and (used > 0 or state.preemption != "recompute"))
         if not self.host_strip.isHidden():
-            self._host_title.setText(f"Swapped to host memory: {used:,} of {count(state.num_host_blocks, 'block')}")
+            self._host_title.setText(
+                tr(
+                    "Swapped to host memory: {used:,} of {blocks}",
+                    used=used,
+                    blocks=count(state.num_host_blocks, "block"),
+                )
+            )
             self.host_view.refresh()

@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass, fields, replace
 
 from app.knob_words import NAMES, value_text
+from app.translation import tr
 from engine.config import SPECULATION_OFF, SchedulerConfig
 from engine.events import Keyframe, Reconfigured, StepRecord
 
@@ -34,7 +35,7 @@ class KnobChange:
         knobs = differing(self.before, self.after)
         knob = knobs[0]
         old, new = (value_text(knob, getattr(config, knob)) for config in (self.before, self.after))
-        more = f" and {len(knobs) - 1} more" if len(knobs) > 1 else ""
+        more = tr(" and {knobs} more", knobs=len(knobs) - 1) if len(knobs) > 1 else ""
         return f"{NAMES.get(knob, knob)} {old} → {new}{more}"
 
 

@@ -10,9 +10,10 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QActionGroup, QKeyEvent
 from PySide6.QtWidgets import QMenu, QToolButton, QWidget
 
+from app.translation import tr
 from app.widgets import set_role
 
-WINDOWS: tuple[tuple[str, float], ...] = (("10 s", 10.0), ("1 min", 60.0), ("5 min", 300.0), ("all kept", math.inf))
+WINDOWS: tuple[tuple[str, float], ...] = (("10 s", 10.0), ("1 min", 60.0), ("5 min", 300.0), (tr("all kept"), math.inf))
 """What may be chosen, in seconds."""
 USUAL_WINDOW = 60.0
 
@@ -83,7 +84,9 @@ class MenuChoice(QToolButton):
 
 def window_choice() -> MenuChoice:
     """Of the stretch of time that ends with what is shown; ``value`` in seconds."""
-    choice = MenuChoice("Window of time", "How far back the curves and figures reach; the arrow keys change it too")
+    choice = MenuChoice(
+        tr("Window of time"), tr("How far back the curves and figures reach; the arrow keys change it too")
+    )
     choice.set_options(WINDOWS)
     choice.set_value(USUAL_WINDOW)
     return choice

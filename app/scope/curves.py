@@ -19,6 +19,7 @@ from app.scope.rates import FINEST, RateSeries
 from app.scope.samples import NO_SAMPLE, Percentiles, SampleSet, grouped_quantiles
 from app.selection import Selection
 from app.theme import SPACING, Theme, request_color
+from app.translation import tr
 from app.widgets import Legend, LegendEntry
 from app.words import NOT_AVAILABLE, seconds_label
 
@@ -36,7 +37,7 @@ _DECADES = tuple(10.0**power for power in range(-4, 5))
 class ThroughputPlot(AgePlot):
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(theme, parent)
-        self.setAccessibleName("Tokens per second over time, prompt and output")
+        self.setAccessibleName(tr("Tokens per second over time, prompt and output"))
         self._ages = self._prompt = self._output = np.zeros(0)
 
     def show_series(self, series: RateSeries, window: float, marks: list[Mark], *, past: bool) -> None:
@@ -63,19 +64,19 @@ class ThroughputPlot(AgePlot):
 
 
 class ThroughputPanel(ScopePanel):
-    empty_text = "No tokens yet. Prompt and output tokens per second appear here once something runs."
+    empty_text = tr("No tokens yet. Prompt and output tokens per second appear here once something runs.")
     refresh_seconds = 0.3
 
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
         self.plot = ThroughputPlot(theme)
-        super().__init__("Throughput", source, theme, selection, self.plot, parent)
+        super().__init__(tr("Throughput"), source, theme, selection, self.plot, parent)
         self._legend = Legend(theme, _throughput_entries(None))
         self.add_trailing(self._legend)
         self.window_choice = window_choice()
         self.window_choice.chosen.connect(self.show_anew)
         self.add_trailing(self.window_choice)
         self._rate = self.add_figure("number")
-        self._rate.setToolTip("Output tokens per second, the mean over the last two seconds of steps")
+        self._rate.setToolTip(tr("Output tokens per second, the mean over the last two seconds of steps"))
 
     def _series(self) -> RateSeries | None:
         return self.source.history.rates.series(self.window_choice.value, self.source.now)
@@ -153,7 +154,7 @@ class LatencyPlot(AgePlot):
         self._selection = selection
         self._curves = GapCurves(np.zeros(0), np.zeros(0), np.zeros(0))
         self._ttft = self._e2el = NO_DOTS
-        self.setAccessibleName("Time to first token, time between tokens and time to the last token, over time")
+        self.setAccessibleName(tr("Time to first token, time between tokens and time to the last token, over time"))
 
     def show_latency(self, curves: GapCurves, ttft: Dots, e2el: Dots) -> None:
         self._curves, self._ttft, self._e2el = curves, ttft, e2el
@@ -230,7 +231,7 @@ class LatencyContent(QWidget):
     def __init__(self, theme: Theme, plot: LatencyPlot) -> None:
         super().__init__()
         self.plot = plot
-        self.table = FigureTable("Percentiles of the latencies", theme, ("p50", "p90", "p99"))
+        self.table = FigureTable(tr("Percentiles of the latencies"), theme, ("p50", "p90", "p99"))
         self.table.show_rows(_latency_rows(NO_SAMPLE, NO_SAMPLE, NO_SAMPLE))
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
@@ -244,17 +245,17 @@ class LatencyContent(QWidget):
 
 
 class LatencyPanel(ScopePanel):
-    empty_text = "No latency yet. Time to first token and time between tokens appear with the first answer."
+    empty_text = tr("No latency yet. Time to first token and time between tokens appear with the first answer.")
     refresh_seconds = 0.5
 
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
         self.plot = LatencyPlot(theme, selection)
         self.figures = LatencyContent(theme, self.plot)
-        super().__init__("Latency", source, theme, selection, self.figures, parent)
+        super().__init__(tr("Latency"), source, theme, selection, self.figures, parent)
         self._legend = Legend(theme, _latency_entries(NO_SAMPLE, NO_SAMPLE, NO_SAMPLE))
         self.add_trailing(self._legend)
         self.priority_choice = MenuChoice(
-            "Priority", "Of the requests of all priorities, or of one: the lower goes first"
+            tr("Priority"), tr("Of the requests of all priorities, or of one: the lower goes first")
         )
         self.priority_choice.set_options([("all", None)])
         self.priority_choice.hide()
@@ -285,7 +286,7 @@ class LatencyPanel(ScopePanel):
         choice = self.priority_choice
         if choice.value is not None and choice.value not in seen:
             seen = sorted({*seen, choice.value})  # what was chosen is not taken back while it has no samples
-        choice.set_options([("all", None), *((f"prio {p:,}", p) for p in seen)])
+        choice.set_options([("all", None), *((tr("prio {p:,}", p=p), p) for p in seen)])
         choice.setVisible(len(seen) > 1 or choice.value is not None)
 
     def _say(self, ttft: Percentiles, itl: Percentiles, e2el: Percentiles) -> None:
@@ -301,22 +302,22 @@ class LatencyPanel(ScopePanel):
 def _latency_entries(ttft: Percentiles, itl: Percentiles, e2el: Percentiles) -> list[LegendEntry]:
     """The marks of the plot, with the medians."""
     return [
-        LegendEntry(f"TTFT {seconds_label(ttft.p50)}", "accent", "dot"),
-        LegendEntry(f"ITL {seconds_label(itl.p50)}", "text", "line"),
+        LegendEntry(tr("TTFT {p50}", p50=seconds_label(ttft.p50)), "accent", "dot"),
+        LegendEntry(tr("ITL {p50}", p50=seconds_label(itl.p50)), "text", "line"),
         LegendEntry(f"p99 {seconds_label(itl.p99)}", "muted", "dashed"),
         LegendEntry(f"E2EL {seconds_label(e2el.p50)}", "accent", "frame"),
     ]
 
 
 _MEANINGS = {
-    "TTFT": "from arrival to the first token",
-    "ITL": "from one token to the next",
-    "E2EL": "from arrival to the end of the answer",
+    "TTFT": tr("from arrival to the first token"),
+    "ITL": tr("from one token to the next"),
+    "E2EL": tr("from arrival to the end of the answer"),
 }
 
 
 def _latency_rows(ttft: Percentiles, itl: Percentiles, e2el: Percentiles) -> list[FigureRow]:
-    named = (("TTFT", ttft, "dot"), ("ITL", itl, "line"), ("E2EL", e2el, "frame"))
+    named = ((tr("TTFT"), ttft, "dot"), (tr("ITL"), itl, "line"), (tr("E2EL"), e2el, "frame"))
     return [
         FigureRow(
             name,
@@ -324,7 +325,7 @@ def _latency_rows(ttft: Percentiles, itl: Percentiles, e2el: Percentiles) -> lis
                 NOT_AVAILABLE if value is None else seconds_label(value) for value in (found.p50, found.p90, found.p99)
             ),
             LegendEntry(name, "text" if name == "ITL" else "accent", swatch),
-            f"{name}, {_MEANINGS[name]}: {found.count:,} in the window",
+            tr("{name}, {meanings}: {count:,} in the window", name=name, meanings=_MEANINGS[name], count=found.count),
         )
         for name, found, swatch in named
     ]

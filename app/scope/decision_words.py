@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from app.scope.batch_words import batch_sentence, left_sentence, timing_sentence
 from app.scope.reasons import deferred_sentence, preempted_sentence, preemption_details, recovered_sentence
+from app.translation import tr
 from app.words import and_list, are, bytes_label, count, lowered, seconds_label
 from engine.events import (
     Admitted,
@@ -120,7 +121,7 @@ def _blocks_told(kind: type, events: list[Any], step: _Step) -> Iterator[Decisio
     for event in events:
         numbers[event.request_id] = numbers.get(event.request_id, 0) + len(event.blocks)
     one, many, look = _BLOCK_WORDS[kind]
-    left = f" ({_left(step)} left)" if kind is BlocksAllocated else ""
+    left = tr(" ({left} left)", left=_left(step)) if kind is BlocksAllocated else ""
     if len(numbers) > APART:
         yield Decision(many(_names(numbers), sum(numbers.values()), step) + left + ".", tuple(numbers), look)
         return
@@ -131,30 +132,55 @@ def _blocks_told(kind: type, events: list[Any], step: _Step) -> Iterator[Decisio
 
 def _arrived(event: Arrived, step: _Step) -> Decision:
     prompt = count(event.prompt_tokens, "prompt token")
-    shares = f" It shares the prompt of request {request_name(event.parent)}." if event.parent else ""
+    shares = (
+        tr(" It shares the prompt of request {request_name}.", request_name=request_name(event.parent))
+        if event.parent
+        else ""
+    )
     user = f" of {event.user}" if event.user else ""
-    priority = f", priority {event.priority}" if event.priority else ""
+    priority = tr(", priority {priority}", priority=event.priority) if event.priority else ""
     name = request_name(event.request_id)
-    text = f"Request {name}{user} arrived: {prompt}, at most {event.max_tokens:,} to answer{priority}.{shares}"
+    text = tr(
+        "Request {name}{user} arrived: {prompt}, at most {max_tokens:,} to answer{priority}.{shares}",
+        name=name,
+        user=user,
+        prompt=prompt,
+        max_tokens=event.max_tokens,
+        priority=priority,
+        shares=shares,
+    )
     return Decision(text, (event.request_id,))
 
 
 def _many_arrived(events: list[Arrived], step: _Step) -> Decision:
     tokens = count(sum(event.prompt_tokens for event in events), "prompt token")
-    return _about(events, f"{{names}} arrived with {tokens} in all.")
+    return _about(events, tr("{{names}} arrived with {tokens} in all.", tokens=tokens))
 
 
 def _reprioritised(event: Reprioritised, step: _Step) -> Decision:
-    text = f"Request {request_name(event.request_id)} has priority {event.priority} from this step on."
+    text = tr(
+        "Request {request_name} has priority {priority} from this step on.",
+        request_name=request_name(event.request_id),
+        priority=event.priority,
+    )
     return Decision(text, (event.request_id,))
 
 
 def _admitted(event: Admitted, step: _Step) -> Decision:
-    joined = "rejoined the batch" if event.resumed else "joined the batch"
-    since = " since its preemption" if event.resumed else ""
-    cached = f"; {count(event.cached_tokens, 'token')} need not be computed" if event.cached_tokens else ""
+    joined = tr("rejoined the batch") if event.resumed else tr("joined the batch")
+    since = tr(" since its preemption") if event.resumed else ""
+    cached = (
+        tr("; {tokens} need not be computed", tokens=count(event.cached_tokens, "token")) if event.cached_tokens else ""
+    )
     name = request_name(event.request_id)
-    text = f"Request {name} {joined} {_after(event.waited)}{since}{cached}."
+    text = tr(
+        "Request {name} {joined} {after}{since}{cached}.",
+        name=name,
+        joined=joined,
+        after=_after(event.waited),
+        since=since,
+        cached=cached,
+    )
     return Decision(text, (event.request_id,))
 
 
@@ -162,12 +188,12 @@ def _many_admitted(events: list[Admitted], step: _Step) -> Decision:
     least, most = (_after(pick(event.waited for event in events)) for pick in (min, max))
     after = least if least == most else f"{least} to {most.removeprefix('after ')}"
     cached = sum(event.cached_tokens for event in events)
-    saved = f"; {count(cached, 'token')} need not be computed" if cached else ""
-    return _about(events, f"{{names}} joined the batch {after}{saved}.")
+    saved = tr("; {tokens} need not be computed", tokens=count(cached, "token")) if cached else ""
+    return _about(events, tr("{{names}} joined the batch {after}{saved}.", after=after, saved=saved))
 
 
 def _deferred(event: Deferred, step: _Step) -> Decision:
-    text = f"Request {request_name(event.request_id)}, the head of the queue, waits. "
+    text = tr("Request {request_name}, the head of the queue, waits. ", request_name=request_name(event.request_id))
     return Decision(text + deferred_sentence(event, step.state), (event.request_id,))
 
 
@@ -175,16 +201,28 @@ def _preempted(event: Preempted, step: _Step) -> Decision:
     gave = preempted_sentence(event, step.block_bytes)
     text = " ".join([lowered(gave), *preemption_details(event)])
     who = dict.fromkeys((event.request_id, event.beneficiary))
-    return Decision(f"Request {request_name(event.request_id)} was preempted: it {text}", tuple(who), "preempted")
+    return Decision(
+        tr("Request {request_name} was preempted: it {text}", request_name=request_name(event.request_id), text=text),
+        tuple(who),
+        "preempted",
+    )
 
 
 def _swapped_out(event: SwappedOut, step: _Step) -> Decision:
-    text = f"{step.size(len(event.blocks))} of request {request_name(event.request_id)} moved to host memory."
+    text = tr(
+        "{size} of request {request_name} moved to host memory.",
+        size=step.size(len(event.blocks)),
+        request_name=request_name(event.request_id),
+    )
     return Decision(text, (event.request_id,), "swapped")
 
 
 def _swapped_in(event: SwappedIn, step: _Step) -> Decision:
-    text = f"{step.size(len(event.blocks))} of request {request_name(event.request_id)} came back from host memory."
+    text = tr(
+        "{size} of request {request_name} came back from host memory.",
+        size=step.size(len(event.blocks)),
+        request_name=request_name(event.request_id),
+    )
     return Decision(text, (event.request_id,), "swapped")
 
 
@@ -192,85 +230,135 @@ def _swap_dropped(event: SwapDropped, step: _Step) -> Decision:
     gone = step.size(len(event.host_blocks))
     reason = f": {event.reason.rstrip('.')}" if event.reason else ""
     name = request_name(event.request_id)
-    text = f"Request {name} gave up {gone} in host memory and is computed again{reason}."
+    text = tr(
+        "Request {name} gave up {gone} in host memory and is computed again{reason}.",
+        name=name,
+        gone=gone,
+        reason=reason,
+    )
     return Decision(text, (event.request_id,), "preempted")
 
 
 def _recovered(event: Recovered, step: _Step) -> Decision:
     text = recovered_sentence(event)
-    return Decision(f"Request {request_name(event.request_id)}: {lowered(text)}", (event.request_id,))
+    return Decision(
+        tr("Request {request_name}: {lowered}", request_name=request_name(event.request_id), lowered=lowered(text)),
+        (event.request_id,),
+    )
 
 
 def _ended(event: Ended, step: _Step) -> Decision:
     name, tokens = request_name(event.request_id), count(event.output_tokens, "token")
-    text = f"The answer of request {name} is complete ({event.reason}, {tokens}); its row stays until its batch ends."
+    text = tr(
+        "The answer of request {name} is complete ({reason}, {tokens}); its row stays until its batch ends.",
+        name=name,
+        reason=event.reason,
+        tokens=tokens,
+    )
     return Decision(text, (event.request_id,), "end")
 
 
 def _many_ended(events: list[Ended], step: _Step) -> Decision:
-    return _about(events, "{names} have complete answers; their rows stay until their batch ends.", "end")
+    return _about(events, tr("{names} have complete answers; their rows stay until their batch ends."), "end")
 
 
 def _finished(event: Finished, step: _Step) -> Decision:
     name, tokens = request_name(event.request_id), count(event.output_tokens, "token")
-    return Decision(f"Request {name} finished ({event.reason}) with {tokens}.", (event.request_id,), "end")
+    return Decision(
+        tr("Request {name} finished ({reason}) with {tokens}.", name=name, reason=event.reason, tokens=tokens),
+        (event.request_id,),
+        "end",
+    )
 
 
 def _many_finished(events: list[Finished], step: _Step) -> Decision:
     tokens = count(sum(event.output_tokens for event in events), "token")
-    return _about(events, f"{{names}} finished with {tokens} in all.", "end")
+    return _about(events, tr("{{names}} finished with {tokens} in all.", tokens=tokens), "end")
 
 
 def _rejected(event: Rejected, step: _Step) -> Decision:
-    text = f"Request {request_name(event.request_id)} was refused: {event.message.rstrip('.')}."
+    text = tr(
+        "Request {request_name} was refused: {rstrip}.",
+        request_name=request_name(event.request_id),
+        rstrip=event.message.rstrip("."),
+    )
     return Decision(text, (event.request_id,), "refused")
 
 
 def _many_rejected(events: list[Rejected], step: _Step) -> Decision:
     reason = events[0].message.rstrip(".")
     alike = all(event.message == events[0].message for event in events)
-    return _about(events, f"{{names}} were refused: {reason if alike else f'the first since {reason}'}.", "refused")
+    return _about(
+        events,
+        tr(
+            "{{names}} were refused: {reason}.",
+            reason=reason if alike else tr("the first since {reason}", reason=reason),
+        ),
+        "refused",
+    )
 
 
 def _block_copied(event: BlockCopied, step: _Step) -> Decision:
-    text = (
-        f"Request {request_name(event.request_id)} writes to block {event.source:,}, which others share: it goes on in "
-        f"a copy of its own, block {event.destination:,}."
+    text = tr(
+        "Request {request_name} writes to block {source:,}, which others share: it goes on in "
+        "a copy of its own, block {destination:,}.",
+        request_name=request_name(event.request_id),
+        source=event.source,
+        destination=event.destination,
     )
     return Decision(text, (event.request_id,))
 
 
 def _batch_started(event: BatchStarted, step: _Step) -> Decision:
-    text = (
-        f"Static batch {event.batch:,} of {count(len(event.request_ids), 'request')} began; prompts are padded to "
-        f"{count(event.padded_prompt, 'token')}."
+    text = tr(
+        "Static batch {batch:,} of {requests} began; prompts are padded to {tokens}.",
+        batch=event.batch,
+        requests=count(len(event.request_ids), "request"),
+        tokens=count(event.padded_prompt, "token"),
     )
     return Decision(text, tuple(event.request_ids), "plan")
 
 
 def _batch_ended(event: BatchEnded, step: _Step) -> Decision:
-    text = (
-        f"Static batch {event.batch:,} of {count(event.size, 'request')} ended after {count(event.steps, 'step')}: "
-        f"{100 * event.measured_useful:.0f} % of what was computed was of use ({100 * event.predicted_useful:.0f} % "
-        f"predicted, η = {event.eta:.2f}); {count(event.padding_tokens, 'token')} of padding."
+    text = tr(
+        "Static batch {batch:,} of {requests} ended after {steps}: "
+        "{measured_useful:.0f} % of what was computed was of use ({predicted_useful:.0f} % "
+        "predicted, η = {eta:.2f}); {tokens} of padding.",
+        batch=event.batch,
+        requests=count(event.size, "request"),
+        steps=count(event.steps, "step"),
+        measured_useful=100 * event.measured_useful,
+        predicted_useful=100 * event.predicted_useful,
+        eta=event.eta,
+        tokens=count(event.padding_tokens, "token"),
     )
     return Decision(text, look="end")
 
 
 def _reconfigured(event: Reconfigured, step: _Step) -> Decision:
-    parts = [f"discipline {event.discipline}", f"order {event.order}", f"preemption by {event.preemption}"]
+    parts = [
+        tr("discipline {discipline}", discipline=event.discipline),
+        tr("order {order}", order=event.order),
+        tr("preemption by {preemption}", preemption=event.preemption),
+    ]
     if event.max_num_seqs:
         parts.append(f"{count(event.max_num_seqs, 'running place')}")
     knobs = event.scheduler
     if knobs is not None:
         if knobs.max_num_batched_tokens:
-            parts.append(f"a budget of {count(knobs.max_num_batched_tokens, 'token')}")
+            parts.append(tr("a budget of {tokens}", tokens=count(knobs.max_num_batched_tokens, "token")))
         if knobs.chunk_size:
-            parts.append(f"chunks of at most {count(knobs.chunk_size, 'token')}")
+            parts.append(tr("chunks of at most {tokens}", tokens=count(knobs.chunk_size, "token")))
         if knobs.watermark:
-            parts.append(f"a watermark of {100 * knobs.watermark:.0f} %")
-    after = f" {event.pending_discipline} takes over when the batch has drained." if event.pending_discipline else ""
-    return Decision(f"The knobs were changed: {and_list(parts)}.{after}", look="plan")
+            parts.append(tr("a watermark of {watermark:.0f} %", watermark=100 * knobs.watermark))
+    after = (
+        tr(" {pending_discipline} takes over when the batch has drained.", pending_discipline=event.pending_discipline)
+        if event.pending_discipline
+        else ""
+    )
+    return Decision(
+        tr("The knobs were changed: {and_list}.{after}", and_list=and_list(parts), after=after), look="plan"
+    )
 
 
 _SINGLE: dict[type, Callable[[Any, _Step], Decision]] = {
@@ -302,28 +390,41 @@ _TURNING_POINTS = (Preempted, SwapDropped, BatchStarted, BatchEnded, Reconfigure
 _BlockWords = Callable[[str, int, _Step], str]
 _BLOCK_WORDS: dict[type, tuple[_BlockWords, _BlockWords, Look]] = {
     BlocksAllocated: (
-        lambda who, n, step: f"Request {who} got {count(n, 'block')}",
-        lambda who, n, step: f"{who} got {count(n, 'block')} in all",
+        lambda who, n, step: tr("Request {who} got {blocks}", who=who, blocks=count(n, "block")),
+        lambda who, n, step: tr("{who} got {blocks} in all", who=who, blocks=count(n, "block")),
         "change",
     ),
     BlocksShared: (
-        lambda who, n, step: f"Request {who} shares {_cached(n, step)}",
-        lambda who, n, step: f"{who} share {_cached(n, step)}",
+        lambda who, n, step: tr("Request {who} shares {cached}", who=who, cached=_cached(n, step)),
+        lambda who, n, step: tr("{who} share {cached}", who=who, cached=_cached(n, step)),
         "change",
     ),
     BlocksCached: (
-        lambda who, n, step: f"{count(n, 'block')} of request {who} {are(n)} full and can be shared from now on",
-        lambda who, n, step: f"{count(n, 'block')} of {lowered(who)} are full and can be shared from now on",
+        lambda who, n, step: tr(
+            "{blocks} of request {who} {are} full and can be shared from now on",
+            blocks=count(n, "block"),
+            who=who,
+            are=are(n),
+        ),
+        lambda who, n, step: tr(
+            "{blocks} of {lowered} are full and can be shared from now on",
+            blocks=count(n, "block"),
+            lowered=lowered(who),
+        ),
         "change",
     ),
     BlocksEvicted: (
-        lambda who, n, step: f"{count(n, 'cached block')} {are(n)} forgotten: request {who} needs room",
-        lambda who, n, step: f"{count(n, 'cached block')} are forgotten: {lowered(who)} need room",
+        lambda who, n, step: tr(
+            "{blocks} {are} forgotten: request {who} needs room", blocks=count(n, "cached block"), are=are(n), who=who
+        ),
+        lambda who, n, step: tr(
+            "{blocks} are forgotten: {lowered} need room", blocks=count(n, "cached block"), lowered=lowered(who)
+        ),
         "change",
     ),
     BlocksFreed: (
-        lambda who, n, step: f"Request {who} gave back {count(n, 'block')}",
-        lambda who, n, step: f"{who} gave back {count(n, 'block')} in all",
+        lambda who, n, step: tr("Request {who} gave back {blocks}", who=who, blocks=count(n, "block")),
+        lambda who, n, step: tr("{who} gave back {blocks} in all", who=who, blocks=count(n, "block")),
         "change",
     ),
 }
@@ -331,7 +432,7 @@ _BLOCK_WORDS: dict[type, tuple[_BlockWords, _BlockWords, Look]] = {
 
 
 def _after(seconds: float) -> str:
-    return f"after {seconds_label(seconds)}" if seconds >= 0.0005 else "at once"
+    return tr("after {seconds}", seconds=seconds_label(seconds)) if seconds >= 0.0005 else tr("at once")
 
 
 def _left(step: _Step) -> str:
@@ -342,7 +443,7 @@ def _left(step: _Step) -> str:
 
 def _cached(blocks: int, step: _Step) -> str:
     tokens = count(blocks * step.state.block_size, "token")
-    return f"{count(blocks, 'block')} of the prefix cache ({tokens})"
+    return tr("{blocks} of the prefix cache ({tokens})", blocks=count(blocks, "block"), tokens=tokens)
 
 
 def _about(events: Sequence[Any], text: str, look: Look = "change") -> Decision:
@@ -354,5 +455,9 @@ def _names(requests: Iterable[int]) -> str:
     """``Requests 3, 4, 5, 6 and 28 more``."""
     names = [request_name(request_id) for request_id in requests]
     if len(names) > MOST_NAMED:
-        return f"Requests {', '.join(names[: MOST_NAMED - 1])} and {len(names) - MOST_NAMED + 1:,} more"
-    return f"Requests {and_list(names)}"
+        return tr(
+            "Requests {join} and {names:,} more",
+            join=", ".join(names[: MOST_NAMED - 1]),
+            names=len(names) - MOST_NAMED + 1,
+        )
+    return tr("Requests {and_list}", and_list=and_list(names))

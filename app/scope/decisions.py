@@ -14,6 +14,7 @@ from app.scope.request_words import find_request, request_figures, request_statu
 from app.scope.tables import ROOT, ColumnModel, Index, TopDelegate, WrappedRows, make_table, stacked
 from app.selection import Selection
 from app.theme import SPACING, Theme
+from app.translation import tr
 from app.widgets import label
 from app.words import seconds_label
 from engine.request import request_name
@@ -32,7 +33,7 @@ class DecisionsModel(ColumnModel):
     """A sentence a row, with the dot of the request that it is about."""
 
     def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
-        super().__init__(theme, ("", "decision"), ("", "What the step decided"), parent)
+        super().__init__(theme, ("", "decision"), ("", tr("What the step decided")), parent)
         self.rows: list[Decision] = []
 
     def show_rows(self, rows: list[Decision]) -> None:
@@ -64,17 +65,18 @@ class DecisionsModel(ColumnModel):
 class DecisionsPanel(ScopePanel):
     """A click on a sentence selects whom it is about; of several, one after the other."""
 
-    empty_text = (
-        f"What a step decides is listed here in sentences: who joins, waits and yields, and why. {START_SOMETHING}, "
-        "and pause it to read one step after the other."
+    empty_text = tr(
+        "What a step decides is listed here in sentences: who joins, waits and yields, and why. {start_something}, "
+        "and pause it to read one step after the other.",
+        start_something=START_SOMETHING,
     )
     refresh_seconds = 0.2
 
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
         self.model = DecisionsModel(theme)
-        self.table = make_table("Decisions of the step")
+        self.table = make_table(tr("Decisions of the step"))
         self.details = RequestDetails(source)
-        super().__init__("Decisions", source, theme, selection, stacked(self.table, self.details), parent)
+        super().__init__(tr("Decisions"), source, theme, selection, stacked(self.table, self.details), parent)
         self.model.setParent(self)
         table = self.table
         table.setModel(self.model)
@@ -106,7 +108,7 @@ class DecisionsPanel(ScopePanel):
             self.table.scrollToTop()
         self._fit()
         self._follow_selection()
-        self._step.say(f"step {record.step:,} · {seconds_label(record.timings.total)}")
+        self._step.say(tr("step {step:,} · {total}", step=record.step, total=seconds_label(record.timings.total)))
         self.details.show_request(self.selection.request_id)
 
     def _fit(self) -> None:
@@ -137,14 +139,14 @@ class RequestDetails(QWidget):
         super().__init__(parent)
         self._source = source
         self._title = label("", "title")
-        self._missing = label("It is not in this step: it comes later, or ended too long ago to be kept.", "muted")
+        self._missing = label(tr("It is not in this step: it comes later, or ended too long ago to be kept."), "muted")
         self._missing.setWordWrap(True)
         self._grid = QGridLayout()
         self._grid.setHorizontalSpacing(SPACING)
         self._grid.setVerticalSpacing(2)
         self._pairs: list[tuple[QLabel, QLabel]] = []
         self._columns = 0
-        self.texts = _text_pane("Prompt and answer of the selected request")
+        self.texts = _text_pane(tr("Prompt and answer of the selected request"))
         column = QVBoxLayout(self)
         column.setContentsMargins(0, SPACING // 2, 0, 0)
         column.setSpacing(SPACING // 2)
@@ -152,7 +154,7 @@ class RequestDetails(QWidget):
         column.addWidget(self._missing)
         column.addLayout(self._grid)
         column.addWidget(self.texts)
-        self.setAccessibleName("Details of the selected request")
+        self.setAccessibleName(tr("Details of the selected request"))
         self.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
         self.hide()
 
@@ -163,7 +165,7 @@ class RequestDetails(QWidget):
         source = self._source
         request = find_request(source.state, request_id)
         state = f": {request_status(source.state, request)}" if request is not None else ""
-        self._title.setText(f"Request {request_name(request_id)}{state}")
+        self._title.setText(tr("Request {request_name}{state}", request_name=request_name(request_id), state=state))
         self._missing.setVisible(request is None)
         lanes = source.history.lanes
         figures = request_figures(request, source.now, lanes.begin) if request is not None else []
@@ -210,7 +212,7 @@ class RequestDetails(QWidget):
         self.texts.setVisible(bool(texts) and any(texts))
         if texts:
             shown = "\n\n".join(
-                f"{who}: {_cut(text)}" for who, text in zip(("Prompt", "Answer"), texts, strict=True) if text
+                f"{who}: {_cut(text)}" for who, text in zip((tr("Prompt"), tr("Answer")), texts, strict=True) if text
             )
             if shown != self.texts.toPlainText():
                 self.texts.setPlainText(shown)
@@ -230,4 +232,9 @@ def _cut(text: str) -> str:
     if len(text) <= MOST_CHARACTERS:
         return text
     half = MOST_CHARACTERS // 2
-    return f"{text[:half]}\n… {len(text) - MOST_CHARACTERS:,} characters …\n{text[-half:]}"
+    return tr(
+        "{text}\n… {text2:,} characters …\n{text3}",
+        text=text[:half],
+        text2=len(text) - MOST_CHARACTERS,
+        text3=text[-half:],
+    )

@@ -21,6 +21,7 @@ from PySide6.QtCore import QPointF, QRect, QRectF, Qt
 from PySide6.QtGui import QImage, QPainter, QPixmap
 
 from app.theme import Theme
+from app.translation import tr
 from app.widgets import LegendEntry, Pattern, paint_swatch
 from engine.lanes import Lane, SpanKind, SpanRows
 from engine.spans import RowIndex, span_rows
@@ -29,10 +30,10 @@ NAMES = {
     SpanKind.WAITING: "waiting",
     SpanKind.PREFILL: "prefill",
     SpanKind.DECODE: "decode",
-    SpanKind.RECOMPUTE: "computing again",
-    SpanKind.PADDING: "padding of its static batch",
-    SpanKind.SWAPPED: "swapped to host memory",
-    SpanKind.STALLED: "running, left out by the budget",
+    SpanKind.RECOMPUTE: tr("computing again"),
+    SpanKind.PADDING: tr("padding of its static batch"),
+    SpanKind.SWAPPED: tr("swapped to host memory"),
+    SpanKind.STALLED: tr("running, left out by the budget"),
 }
 LEGEND = {
     SpanKind.WAITING: LegendEntry("waiting", "waiting", "line"),
@@ -43,7 +44,7 @@ LEGEND = {
     SpanKind.SWAPPED: LegendEntry("swapped", "swapped", "checker"),
 }
 PREEMPTED = LegendEntry("preempted", "preempted", "triangle")
-DRAFTS = (LegendEntry("accepted drafts", "draft"), LegendEntry("rejected drafts", "draft", "hatch"))
+DRAFTS = (LegendEntry(tr("accepted drafts"), "draft"), LegendEntry(tr("rejected drafts"), "draft", "hatch"))
 _NAMED_WHEN_SEEN = frozenset({SpanKind.PADDING, SpanKind.SWAPPED})
 """They take room in the legend only in runs that have them."""
 _LOOKS: dict[SpanKind, tuple[str, Pattern]] = {

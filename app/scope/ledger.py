@@ -13,6 +13,7 @@ from app.scope.reasons import ledger_sentence
 from app.scope.tables import ROOT, ColumnModel, FootLine, Index, make_table, stacked
 from app.selection import Selection
 from app.theme import Theme
+from app.translation import tr
 from app.widgets import label
 from app.words import bytes_label, count, seconds_label
 from engine.events import Preempted
@@ -26,12 +27,15 @@ RULE_PIXELS = 110
 """Where the rules would get less, the steps are left out; where that does not help, the rules and the blocks too: the
 sentence below the table has all."""
 _TIPS = (
-    "The step in which it happened",
-    "Who gave way, or was rejected",
-    "For whom room was made",
-    "What it cost: computed tokens lost, to be computed again, or blocks moved to host memory",
-    "Time lost: from the preemption until the request was again where it had been; … until then, – where it never was",
-    "Why this one",
+    tr("The step in which it happened"),
+    tr("Who gave way, or was rejected"),
+    tr("For whom room was made"),
+    tr("What it cost: computed tokens lost, to be computed again, or blocks moved to host memory"),
+    tr(
+        "Time lost: from the preemption until the request was again where it had been; … until then, – where it "
+        "never was"
+    ),
+    tr("Why this one"),
 )
 
 
@@ -79,7 +83,12 @@ class LedgerModel(ColumnModel):
             return cell_text(entry, column, self.block_bytes, brief=self.brief)
         if role in (Qt.ItemDataRole.ToolTipRole, Qt.ItemDataRole.AccessibleTextRole):
             name = request_name(entry.event.request_id)
-            return f"Step {entry.step:,}: request {name}. {ledger_sentence(entry, self.block_bytes)}"
+            return tr(
+                "Step {step:,}: request {name}. {ledger_sentence}",
+                step=entry.step,
+                name=name,
+                ledger_sentence=ledger_sentence(entry, self.block_bytes),
+            )
         if role == Qt.ItemDataRole.DecorationRole and column == _REQUEST:
             return self._swatches.request(entry.event.request_id)
         if role == Qt.ItemDataRole.DecorationRole and column == _FOR and isinstance(entry.event, Preempted):
@@ -112,11 +121,11 @@ def _cost(event: Preempted, block_bytes: int, brief: bool) -> str:
         tokens = count(event.tokens, "token")
         return tokens if brief else f"{tokens}, {count(event.blocks, 'block')}"
     moved = bytes_label(event.swapped_blocks * block_bytes) if block_bytes else count(event.swapped_blocks, "block")
-    return f"{moved} swapped"
+    return tr("{moved} swapped", moved=moved)
 
 
 class LedgerPanel(ScopePanel):
-    empty_text = (
+    empty_text = tr(
         "No preemption and no rejection so far. When KV memory runs out, who gives way, for whom and at what cost is "
         "written here; the scenario kv-crunch in the Load panel (View ▸ Load, or Ctrl+3) makes it happen."
     )
@@ -126,16 +135,16 @@ class LedgerPanel(ScopePanel):
 
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
         self.model = LedgerModel(theme)
-        self.table = make_table("Preemption ledger")
-        self.table.setAccessibleDescription("Enter shows the moment of an entry on the timeline")
+        self.table = make_table(tr("Preemption ledger"))
+        self.table.setAccessibleDescription(tr("Enter shows the moment of an entry on the timeline"))
         self.sentence = label("", "muted")
         self.sentence.setWordWrap(True)
         self.sentence.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        self.sentence.setAccessibleName("What the selected entry is about")
+        self.sentence.setAccessibleName(tr("What the selected entry is about"))
         self.sentence.hide()
-        self.totals = FootLine(theme, "What preemptions have cost")
+        self.totals = FootLine(theme, tr("What preemptions have cost"))
         super().__init__(
-            "Preemptions", source, theme, selection, stacked(self.table, self.sentence, self.totals), parent
+            tr("Preemptions"), source, theme, selection, stacked(self.table, self.sentence, self.totals), parent
         )
         self.model.setParent(self)
         self.table.setModel(self.model)
@@ -160,21 +169,26 @@ class LedgerPanel(ScopePanel):
         self._following = False
         self._say_entry()
         self._summary.say(f"{self.source.state.totals.preemptions:,}")
-        self._summary.setToolTip("Preemptions since the engine started")
+        self._summary.setToolTip(tr("Preemptions since the engine started"))
         self.totals.say(self._costs())
 
     def _costs(self) -> str:
         """What all of them have cost by now."""
         totals, block_bytes = self.source.state.totals, self.source.block_bytes
-        parts = [count(totals.preemptions, "preemption"), f"{count(totals.recomputed_tokens, 'token')} computed again"]
+        parts = [
+            count(totals.preemptions, "preemption"),
+            tr("{tokens} computed again", tokens=count(totals.recomputed_tokens, "token")),
+        ]
         moved = totals.swapped_out_blocks + totals.swapped_in_blocks
         if moved:
-            parts.append(f"{bytes_label(moved * block_bytes) if block_bytes else count(moved, 'block')} moved")
+            parts.append(
+                tr("{moved} moved", moved=bytes_label(moved * block_bytes) if block_bytes else count(moved, "block"))
+            )
         lost = self.source.history.ledger.seconds_lost(self.source.last_step)
         if lost:
-            parts.append(f"{seconds_label(lost)} lost")
+            parts.append(tr("{lost} lost", lost=seconds_label(lost)))
         if totals.rejected:
-            parts.append(f"{totals.rejected:,} rejected")
+            parts.append(tr("{rejected:,} rejected", rejected=totals.rejected))
         return " · ".join(parts)
 
     def _fit(self) -> None:
@@ -192,7 +206,13 @@ class LedgerPanel(ScopePanel):
         if current.isValid():
             entry = self.model.entries[current.row()].as_of(self.source.last_step)
             name = request_name(entry.event.request_id)
-            self.sentence.setText(f"Request {name}: {ledger_sentence(entry, self.source.block_bytes)}")
+            self.sentence.setText(
+                tr(
+                    "Request {name}: {ledger_sentence}",
+                    name=name,
+                    ledger_sentence=ledger_sentence(entry, self.source.block_bytes),
+                )
+            )
         self.sentence.setVisible(current.isValid())
 
     def _follow_selection(self) -> None:

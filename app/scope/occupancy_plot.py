@@ -24,6 +24,7 @@ from app.scope.panel import ScopeSource
 from app.scope.plot import Plot, Tick, linear_ticks, tick_label
 from app.scope.steps import LAYERS, StepRow
 from app.theme import Theme
+from app.translation import tr
 from app.widgets import LegendEntry
 from app.words import count, seconds_label
 from engine.compare_svg import nice_step
@@ -48,7 +49,7 @@ LEGEND = {
 """Name, colour and pattern of each layer, the lowest first."""
 CAP = "cap"
 """Key of the lines over bars of several steps, as high as the fullest of them."""
-LOOKS = LEGEND | {CAP: LegendEntry("fullest step", "text")}
+LOOKS = LEGEND | {CAP: LegendEntry(tr("fullest step"), "text")}
 ALWAYS_NAMED = ("decode", "prefill")
 LINE_LOOKS = {
     "running": ("text", Qt.PenStyle.SolidLine),
@@ -75,8 +76,10 @@ class OccupancyPlot(Plot):
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setCursor(Qt.CursorShape.PointingHandCursor)
         self.setAccessibleName(
-            "Tokens per step, stacked: decode, prefill, recomputed, drafts, padding; against the token budget; "
-            "under it the running, waiting and swapped requests"
+            tr(
+                "Tokens per step, stacked: decode, prefill, recomputed, drafts, padding; against the token budget; "
+                "under it the running, waiting and swapped requests"
+            )
         )
 
     # Layout ------------------------------------------------------------------------------------------------------
@@ -125,7 +128,11 @@ class OccupancyPlot(Plot):
         self.layout_axes()
         self.x_range = (-float(self.area.width() / BAR), 0.0)
         every = max(1, int(nice_step(self._room(), max(2, self.area.width() // 90))))
-        end = "last step" if self.source.last_step is None else f"step {self.source.last_step:,}"
+        end = (
+            tr("last step")
+            if self.source.last_step is None
+            else tr("step {last_step:,}", last_step=self.source.last_step)
+        )
         together = self.steps_per_bar
         labels = (f"−{i * together:,}" if i else end for i in range(0, self._room() + 1, every))
         self.x_ticks = [Tick(-i * every, label) for i, label in enumerate(labels)]
@@ -176,9 +183,12 @@ class OccupancyPlot(Plot):
     def _paint_words(self, painter: QPainter) -> None:
         parts = []
         if self._budget:
-            parts.append(f"token budget {self._budget:,}" + ("" if self.budget_on_scale else ", above this scale"))
+            parts.append(
+                tr("token budget {budget:,}", budget=self._budget)
+                + ("" if self.budget_on_scale else tr(", above this scale"))
+            )
         if self.steps_per_bar > 1:
-            parts.append(f"mean and most of {self.steps_per_bar:,} steps a bar")
+            parts.append(tr("mean and most of {steps_per_bar:,} steps a bar", steps_per_bar=self.steps_per_bar))
         if not parts:
             return
         on_scale = self._budget and self.budget_on_scale
@@ -283,18 +293,26 @@ _TOLD = {
     "decode": "decode",
     "prefill": "prefill",
     "recompute": "recomputed",
-    "accepted": "accepted drafts",
-    "rejected": "rejected drafts",
+    "accepted": tr("accepted drafts"),
+    "rejected": tr("rejected drafts"),
     "padding": "padding",
 }
 
 
 def step_sentence(row: StepRow) -> str:
     parts = [f"{tokens:,} {_TOLD[layer]}" for layer in LAYERS if (tokens := getattr(row, layer))]
-    swapped = f", {row.swapped:,} of them swapped" if row.swapped else ""
-    return (
-        f"Step {row.step:,}: {' + '.join(parts) or 'nothing'} = {row.tokens:,} of {row.budget:,} tokens\n"
-        f"took {seconds_label(row.seconds)}; {row.running:,} running, {row.waiting:,} waiting{swapped} after it"
+    swapped = tr(", {swapped:,} of them swapped", swapped=row.swapped) if row.swapped else ""
+    return tr(
+        "Step {step:,}: {value} = {tokens:,} of {budget:,} tokens\n"
+        "took {seconds}; {running:,} running, {waiting:,} waiting{swapped} after it",
+        step=row.step,
+        value=" + ".join(parts) or "nothing",
+        tokens=row.tokens,
+        budget=row.budget,
+        seconds=seconds_label(row.seconds),
+        running=row.running,
+        waiting=row.waiting,
+        swapped=swapped,
     )
 
 
@@ -306,9 +324,18 @@ def bars_sentence(bars: Bars, bar: int) -> str:
         if tokens
     ]
     most = {name: int(values[bar]) for name, values in bars.lines.items()}
-    return (
-        f"Steps {bars.first_step[bar]:,} to {bars.last_step[bar]:,}, {count(int(bars.steps[bar]), 'step')}: "
-        f"{' + '.join(parts) or 'nothing'} = {bars.stacks[:, bar].sum():,.1f} tokens on average, "
-        f"{bars.most[bar]:,} in the fullest\n"
-        f"at most {most['running']:,} running, {most['waiting']:,} waiting, {most['swapped']:,} swapped"
+    return tr(
+        "Steps {first_step:,} to {last_step:,}, {steps}: "
+        "{value} = {sum:,.1f} tokens on average, "
+        "{most:,} in the fullest\n"
+        "at most {most2:,} running, {most3:,} waiting, {most4:,} swapped",
+        first_step=bars.first_step[bar],
+        last_step=bars.last_step[bar],
+        steps=count(int(bars.steps[bar]), "step"),
+        value=" + ".join(parts) or "nothing",
+        sum=bars.stacks[:, bar].sum(),
+        most=bars.most[bar],
+        most2=most["running"],
+        most3=most["waiting"],
+        most4=most["swapped"],
     )

@@ -19,13 +19,14 @@ from app.scope.steps import StepHistory
 from app.scope.waits import LineHistory
 from app.selection import Selection
 from app.theme import Theme
+from app.translation import tr
 from app.widgets import Card, Emptiable, EmptyState, Figure
 from engine.config import SchedulerConfig
 from engine.events import Keyframe, StepRecord
 from engine.lanes import Lanes
 from engine.run_state import RunState
 
-START_SOMETHING = "Send a message, or start a scenario in the Load panel (View ▸ Load, or Ctrl+3)"
+START_SOMETHING = tr("Send a message, or start a scenario in the Load panel (View ▸ Load, or Ctrl+3)")
 """What makes an empty panel fill, and where that is."""
 PAUSE_SECONDS = 0.3
 """Without a step for so long, what is stale is drawn without one."""

@@ -15,11 +15,12 @@ from PySide6.QtGui import QGuiApplication, QPainter, QPixmap
 from PySide6.QtWidgets import QFileDialog, QMenu, QWidget
 
 from app.scope.panel import ScopePanel
+from app.translation import tr
 from app.widgets import Card
 
 SCALE = 2
 """Pixels of a PNG for each of the screen's logical ones."""
-FORMATS = {".png": "PNG picture (*.png)", ".svg": "SVG drawing (*.svg)"}
+FORMATS = {".png": tr("PNG picture (*.png)"), ".svg": tr("SVG drawing (*.svg)")}
 """Ending -> what a file dialog calls it."""
 Say = Callable[[str, bool], None]
 """Tells the user something: a sentence, and whether it is of a fault."""
@@ -29,11 +30,11 @@ def save_picture(widget: QWidget, path: Path) -> None:
     """Writes the widget as PNG or SVG, by the ending of ``path``. OSError with a sentence where it cannot."""
     make = {".png": _png, ".svg": _svg}.get(path.suffix.lower())
     if make is None:
-        raise OSError(f"{path.name} ends neither in .png nor in .svg")
+        raise OSError(tr("{name} ends neither in .png nor in .svg", name=path.name))
     try:
         path.write_bytes(make(widget))
     except OSError as error:
-        raise OSError(f"{path} could not be written: {error.strerror or error}") from error
+        raise OSError(tr("{path} could not be written: {value}", path=path, value=error.strerror or error)) from error
 
 
 def copy_picture(widget: QWidget) -> None:
@@ -43,15 +44,15 @@ def copy_picture(widget: QWidget) -> None:
 
 def add_picture_menu(menu: QMenu, widget: QWidget, say: Say) -> None:
     """Two entries at the end of ``menu``: to save the widget's picture in a file, and to copy it."""
-    menu.addAction("Save picture…").triggered.connect(lambda: ask_and_save(widget, say))
-    menu.addAction("Copy picture").triggered.connect(lambda: _copy_and_say(widget, say))
+    menu.addAction(tr("Save picture…")).triggered.connect(lambda: ask_and_save(widget, say))
+    menu.addAction(tr("Copy picture")).triggered.connect(lambda: _copy_and_say(widget, say))
 
 
 def ask_and_save(widget: QWidget, say: Say) -> None:
     """Asks where, saves there, and tells how that went; nothing where no file was chosen."""
     suggested = Path.home() / f"{picture_name(widget)}.png"
     chosen, kind = QFileDialog.getSaveFileName(
-        widget.window(), "Save picture", str(suggested), ";;".join(FORMATS.values())
+        widget.window(), tr("Save picture"), str(suggested), ";;".join(FORMATS.values())
     )
     if not chosen:
         return
@@ -61,14 +62,14 @@ def ask_and_save(widget: QWidget, say: Say) -> None:
     try:
         save_picture(widget, path)
     except OSError as error:
-        say(f"The picture was not saved: {error}", True)
+        say(tr("The picture was not saved: {error}", error=error), True)
     else:
-        say(f"The picture is in {path}", False)
+        say(tr("The picture is in {path}", path=path), False)
 
 
 def _copy_and_say(widget: QWidget, say: Say) -> None:
     copy_picture(widget)
-    say("The picture is on the clipboard.", False)
+    say(tr("The picture is on the clipboard."), False)
 
 
 def picture_name(widget: QWidget) -> str:
@@ -113,7 +114,7 @@ def _pixmap(widget: QWidget) -> QPixmap:
 def _png(widget: QWidget) -> bytes:
     buffer = QBuffer()
     buffer.open(QIODevice.OpenModeFlag.WriteOnly)
-    _pixmap(widget).save(buffer, "PNG")
+    _pixmap(widget).save(buffer, tr("PNG"))
     return buffer.data().data()
 
 

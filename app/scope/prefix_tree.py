@@ -17,6 +17,7 @@ import numpy as np
 
 from app.scope.block_grid import BlockLook
 from app.scope.block_words import referents
+from app.translation import tr
 from app.words import count
 from engine.request import request_name
 from engine.run_state import RunState
@@ -197,21 +198,33 @@ def lay_out(tree: PrefixTree, width: int, rows: int) -> Boxes:
 def run_sentence(state: RunState, tree: PrefixTree, run: int) -> str:
     """All that is known of a run: its blocks and tokens, who refers to it, what follows it."""
     length, start, size = int(tree.length[run]), int(tree.start[run]), state.block_size
-    lines = [f"{count(length, 'block')} of the prefix cache, {count(length * size, 'token')}"]
+    lines = [
+        tr(
+            "{blocks} of the prefix cache, {tokens}",
+            blocks=count(length, "block"),
+            tokens=count(length * size, "token"),
+        )
+    ]
     if tree.parent[run] < 0:
-        lines.append("begins a prompt, or what came before is not cached any more")
+        lines.append(tr("begins a prompt, or what came before is not cached any more"))
     else:
-        lines.append(f"follows {count(start * size, 'token')}")
+        lines.append(tr("follows {tokens}", tokens=count(start * size, "token")))
     users = referents(state, int(tree.first[run]))
     if users:
-        more = f" and {len(users) - MOST_NAMED:,} more" if len(users) > MOST_NAMED else ""
+        more = tr(" and {users:,} more", users=len(users) - MOST_NAMED) if len(users) > MOST_NAMED else ""
         who = "request " if len(users) == 1 else "requests "
-        lines.append("referred to by " + who + ", ".join(request_name(i) for i in users[:MOST_NAMED]) + more)
+        lines.append(tr("referred to by ") + who + ", ".join(request_name(i) for i in users[:MOST_NAMED]) + more)
     else:
-        lines.append("no references: found by its hash until it is taken")
-        lines.append(f"last used by request {request_name(int(tree.owners[run]))}")
+        lines.append(tr("no references: found by its hash until it is taken"))
+        lines.append(tr("last used by request {request_name}", request_name=request_name(int(tree.owners[run]))))
     following = int(np.count_nonzero(tree.parent == run))
     below = int(tree.under[run]) - length
     if below:
-        lines.append(f"{count(following, 'continuation')} with {count(below, 'block')} below it")
+        lines.append(
+            tr(
+                "{continuations} with {blocks} below it",
+                continuations=count(following, "continuation"),
+                blocks=count(below, "block"),
+            )
+        )
     return "\n".join(lines)

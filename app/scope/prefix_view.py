@@ -13,6 +13,7 @@ from app.scope.panel import ScopeSource
 from app.scope.prefix_tree import Boxes, PrefixTree, lay_out, prefix_tree, run_sentence
 from app.selection import Selection
 from app.theme import AXIS_PX, Theme, mix, readable, request_color
+from app.translation import tr
 from app.widgets import TellingWidget
 from app.words import count
 
@@ -42,7 +43,7 @@ class PrefixTreeView(TellingWidget):
         self.setFont(font)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        self.setAccessibleName("Prefix cache: which blocks follow which")
+        self.setAccessibleName(tr("Prefix cache: which blocks follow which"))
 
     def minimumSizeHint(self) -> QSize:
         return QSize(100, 60)
@@ -141,7 +142,11 @@ class PrefixTreeView(TellingWidget):
         several = int(self.boxes.runs[box])
         if several > 1:
             blocks = count(int(self.boxes.blocks[box]), "block")
-            return f"{several:,} chains side by side, {blocks}: too narrow here to be drawn apart"
+            return tr(
+                "{several:,} chains side by side, {blocks}: too narrow here to be drawn apart",
+                several=several,
+                blocks=blocks,
+            )
         return run_sentence(self._source.state, self.tree, int(self.boxes.run[box]))
 
     def select(self, box: int) -> None:

@@ -11,20 +11,21 @@ from app.scope.reasons import WAITING_PHASES, QueueRow
 from app.scope.tables import ROOT, ColumnModel, Index
 from app.scope.waits import wait_cell, wait_words
 from app.theme import Theme
+from app.translation import tr
 from app.words import count
 from engine.request import request_name
 
 COLUMNS = ("request", "state", "tokens", "blocks", "prio", "user", "wait", "why")
 REQUEST, STATE, TOKENS, BLOCKS, PRIORITY, USER, WAIT, WHY = range(len(COLUMNS))
 _TIPS = (
-    "Number of the request, in its hue",
-    "What the last step did for it",
-    "Tokens computed / prompt and output tokens so far",
-    "KV blocks in its table",
-    "Priority: lower runs first, once the order is priority. Drag a row, or press − and +",
-    "Who sent it",
-    "How long it is expected to wait still, from the pace of the line in the last minute",
-    "What it does, or why it waits",
+    tr("Number of the request, in its hue"),
+    tr("What the last step did for it"),
+    tr("Tokens computed / prompt and output tokens so far"),
+    tr("KV blocks in its table"),
+    tr("Priority: lower runs first, once the order is priority. Drag a row, or press − and +"),
+    tr("Who sent it"),
+    tr("How long it is expected to wait still, from the pace of the line in the last minute"),
+    tr("What it does, or why it waits"),
 )
 _STATE_NAMES = {"stalled": "running"}
 MOST_MOVES = 24
@@ -139,8 +140,16 @@ def row_sentence(row: QueueRow) -> str:
     """All of a row, for those columns that the panel has no room for."""
     user = f", of {row.user}" if row.user else ""
     blocks = count(row.blocks, "block")
-    wait = f"\nExpected wait: {wait_words(row.wait)}." if row.phase in WAITING_PHASES else ""
-    return f"Request {request_name(row.request_id)}{user}, priority {row.priority}, {blocks}.{wait}\n{row.why}"
+    wait = tr("\nExpected wait: {wait_words}.", wait_words=wait_words(row.wait)) if row.phase in WAITING_PHASES else ""
+    return tr(
+        "Request {request_name}{user}, priority {priority}, {blocks}.{wait}\n{why}",
+        request_name=request_name(row.request_id),
+        user=user,
+        priority=row.priority,
+        blocks=blocks,
+        wait=wait,
+        why=row.why,
+    )
 
 
 def cell_text(row: QueueRow, column: int) -> str:

@@ -18,6 +18,7 @@ from app.scope.tables import TopDelegate, WrappedRows, make_table, stacked
 from app.scope.waits import wait_words
 from app.selection import Selection
 from app.theme import SPACING, Theme
+from app.translation import tr
 from app.widgets import label
 from engine.config import SchedulerConfig
 from engine.request import request_name
@@ -37,21 +38,21 @@ PATIENCE = 50
 class QueuePanel(ScopePanel):
     """The table, and under it the whole sentence of the selected request, or of the head of the queue."""
 
-    empty_text = f"No requests. {START_SOMETHING}, and see here why each one waits."
+    empty_text = tr("No requests. {start_something}, and see here why each one waits.", start_something=START_SOMETHING)
     refresh_seconds = 0.2
     priority_wanted = Signal(int, int)
     """(request, the priority that it is to have)."""
 
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
         self.model = QueueModel(theme)
-        self.table = make_table("Queue: requests and why they wait")
-        self.table.setAccessibleDescription("Minus and plus change the priority of the selected request")
+        self.table = make_table(tr("Queue: requests and why they wait"))
+        self.table.setAccessibleDescription(tr("Minus and plus change the priority of the selected request"))
         self.sentence = label("", "muted")
         self.sentence.setWordWrap(True)
         self.sentence.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        self.sentence.setAccessibleName("Why the selected request waits")
+        self.sentence.setAccessibleName(tr("Why the selected request waits"))
         self.priority = _PriorityField()
-        super().__init__("Queue", source, theme, selection, self._layout(), parent)
+        super().__init__(tr("Queue"), source, theme, selection, self._layout(), parent)
         self.model.setParent(self)
         self._build_table()
         self.priority.valueChanged.connect(self._priority_typed)
@@ -127,10 +128,21 @@ class QueuePanel(ScopePanel):
 
     def _counts(self, queue: Queue) -> str:
         shown = self.source.live or self.source.moment is not None
-        when = "" if shown else "when the engine ended: "
-        swapped = f" ({queue.swapped:,} swapped)" if queue.swapped else ""
-        part = f", the first {MOST_LISTED:,} listed" if len(queue.rows) < queue.running + queue.waiting else ""
-        return f"{when}{queue.running:,} running · {queue.waiting:,} waiting{swapped}{part}"
+        when = "" if shown else tr("when the engine ended: ")
+        swapped = tr(" ({swapped:,} swapped)", swapped=queue.swapped) if queue.swapped else ""
+        part = (
+            tr(", the first {most_listed:,} listed", most_listed=MOST_LISTED)
+            if len(queue.rows) < queue.running + queue.waiting
+            else ""
+        )
+        return tr(
+            "{when}{running:,} running · {waiting:,} waiting{swapped}{part}",
+            when=when,
+            running=queue.running,
+            waiting=queue.waiting,
+            swapped=swapped,
+            part=part,
+        )
 
     def _say_about(self, rows: list[QueueRow]) -> None:
         """The line below the table, for the selected request or else the head of the queue."""
@@ -142,17 +154,17 @@ class QueuePanel(ScopePanel):
         if chosen is not None:
             self.priority.show_value(self.model.pending.get(chosen.request_id, chosen.priority))
             self.priority.setEnabled(not self.locked())
-            self.priority.setToolTip(self.locked() or "Lower runs first; it counts from the next step on")
+            self.priority.setToolTip(self.locked() or tr("Lower runs first; it counts from the next step on"))
 
     def _sentence(self, row: QueueRow, chosen: bool) -> str:
-        parts = [f"Request {request_name(row.request_id)}: {row.why}"]
+        parts = [tr("Request {request_name}: {why}", request_name=request_name(row.request_id), why=row.why)]
         if row.phase in WAITING_PHASES:
-            parts.append(f"Expected wait: {wait_words(row.wait)}.")
+            parts.append(tr("Expected wait: {wait_words}.", wait_words=wait_words(row.wait)))
         order = self.source.state.order or "fcfs"
         if chosen and self.locked():
             parts.append(self.locked())
         elif chosen and order != "priority" and (row.priority or row.request_id in self.model.pending):
-            parts.append(f"Its priority counts when the order is priority; it is {order}.")
+            parts.append(tr("Its priority counts when the order is priority; it is {order}.", order=order))
         return " ".join(parts)
 
     # Priorities --------------------------------------------------------------------------------------------------
@@ -160,8 +172,8 @@ class QueuePanel(ScopePanel):
     def locked(self) -> str:
         """Why priorities cannot be changed; empty: they can."""
         if self.source.moment is not None:
-            return "Priorities can be changed when the newest step is shown again."
-        return "" if self.source.live else "Priorities can be changed while an engine runs."
+            return tr("Priorities can be changed when the newest step is shown again.")
+        return "" if self.source.live else tr("Priorities can be changed while an engine runs.")
 
     def _forget_pending(self) -> None:
         """What has taken effect, or belongs to a request that is gone."""
@@ -277,7 +289,7 @@ class _PriorityField(QSpinBox):
         self.setKeyboardTracking(False)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setFixedWidth(64)
-        self.setAccessibleName("Priority of the selected request")
+        self.setAccessibleName(tr("Priority of the selected request"))
         self.hide()
 
     def show_value(self, value: int) -> None:

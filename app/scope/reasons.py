@@ -13,6 +13,7 @@ import numpy as np
 
 from app.scope.ledger_history import LedgerEntry, LedgerHistory
 from app.scope.waits import LineRates, Wait, head_wait, wait_at
+from app.translation import tr
 from app.words import are, bytes_label, count, seconds_label
 from engine.config import SchedulerConfig
 from engine.events import Deferred, Preempted, Recovered, Rejected, RequestState, RowKind
@@ -163,24 +164,48 @@ def running_sentence(request: RequestState, phases: dict[int, Phase], state: Run
     if phase == "ended":
         return _ended_sentence(request, state)
     if phase == "decode":
-        return f"Token {request.output_tokens:,} of at most {request.max_tokens:,}."
+        return tr(
+            "Token {output_tokens:,} of at most {max_tokens:,}.",
+            output_tokens=request.output_tokens,
+            max_tokens=request.max_tokens,
+        )
     total = request.prompt_tokens + request.output_tokens
     if phase == "recompute":
-        return f"{request.num_computed:,} of {count(total, 'token')} that a preemption took are computed again."
+        return tr(
+            "{num_computed:,} of {tokens} that a preemption took are computed again.",
+            num_computed=request.num_computed,
+            tokens=count(total, "token"),
+        )
     if phase == "prefill":
-        reused = f", {request.cached_tokens:,} of them from the prefix cache" if request.cached_tokens else ""
+        reused = (
+            tr(", {cached_tokens:,} of them from the prefix cache", cached_tokens=request.cached_tokens)
+            if request.cached_tokens
+            else ""
+        )
         done = f"{min(request.num_computed, request.prompt_tokens):,} of {count(request.prompt_tokens, 'prompt token')}"
         return f"{done}{reused}."
     if state.last_record is None:
-        return "Running; its next step is not in yet."
-    return f"Running, but the last step's budget of {count(state.token_budget, 'token')} went to others."
+        return tr("Running; its next step is not in yet.")
+    return tr(
+        "Running, but the last step's budget of {tokens} went to others.", tokens=count(state.token_budget, "token")
+    )
 
 
 def _ended_sentence(request: RequestState, state: RunState) -> str:
     running = sum(1 for r in state.requests.values() if r.status == RequestStatus.RUNNING)
-    batch = f"batch {state.batch.batch}" if state.batch is not None else "its batch"
-    complete = f"Complete: {count(request.output_tokens, 'token')} ({request.finish_reason})"
-    return f"{complete}. Padding until {batch} ends; {count(running, 'answer')} in it {are(running)} not complete."
+    batch = tr("batch {batch}", batch=state.batch.batch) if state.batch is not None else tr("its batch")
+    complete = tr(
+        "Complete: {tokens} ({finish_reason})",
+        tokens=count(request.output_tokens, "token"),
+        finish_reason=request.finish_reason,
+    )
+    return tr(
+        "{complete}. Padding until {batch} ends; {answers} in it {are} not complete.",
+        complete=complete,
+        batch=batch,
+        answers=count(running, "answer"),
+        are=are(running),
+    )
 
 
 def waiting_sentence(
@@ -193,81 +218,109 @@ def waiting_sentence(
     lost = f"{preempted_sentence(preemption)} " if preemption is not None else ""
     if position > 0:
         head = request_name(waiting[0].request_id)
-        between = f", {count(position - 1, 'request')} between" if position > 1 else ""
-        return f"{lost}Behind request {head}, the head of the queue{between}."
+        between = tr(", {requests} between", requests=count(position - 1, "request")) if position > 1 else ""
+        return tr("{lost}Behind request {head}, the head of the queue{between}.", lost=lost, head=head, between=between)
     deferred = state.deferred
     if deferred is not None and deferred.request_id == request.request_id:
         return lost + deferred_sentence(deferred, state)
-    return f"{lost}Head of the queue; joins with the next step that has room."
+    return tr("{lost}Head of the queue; joins with the next step that has room.", lost=lost)
 
 
 def deferred_sentence(deferred: Deferred, state: RunState) -> str:
     """The binding reason of the head of the queue."""
     sentence = _DEFERRED.get(deferred.reason)
     if sentence is None:
-        return f"Waits for {deferred.reason}: needs {deferred.needed:,}, has {deferred.available:,}."
+        return tr(
+            "Waits for {reason}: needs {needed:,}, has {available:,}.",
+            reason=deferred.reason,
+            needed=deferred.needed,
+            available=deferred.available,
+        )
     return sentence(deferred, state)
 
 
 def _blocks(deferred: Deferred, state: RunState) -> str:
     # Told when the reason changed; meanwhile there may be fewer.
     available = min(deferred.available, state.num_blocks - state.referenced_blocks)
-    room = "no block is free" if available == 0 else f"{count(available, 'block')} {are(available)} free"
-    return f"Needs {count(deferred.needed, 'block')} of KV memory; {room} of {state.num_blocks:,}."
+    room = (
+        tr("no block is free")
+        if available == 0
+        else tr("{blocks} {are} free", blocks=count(available, "block"), are=are(available))
+    )
+    return tr(
+        "Needs {blocks} of KV memory; {room} of {num_blocks:,}.",
+        blocks=count(deferred.needed, "block"),
+        room=room,
+        num_blocks=state.num_blocks,
+    )
 
 
 def _watermark(deferred: Deferred, state: RunState) -> str:
-    free = f"{count(deferred.available, 'block')} {are(deferred.available)} free"
-    return (
-        f"Needs {count(deferred.needed, 'block')}, those included that admission leaves to the running requests to "
-        f"grow into (watermark); {free}."
+    free = tr("{blocks} {are} free", blocks=count(deferred.available, "block"), are=are(deferred.available))
+    return tr(
+        "Needs {blocks}, those included that admission leaves to the running requests to "
+        "grow into (watermark); {free}.",
+        blocks=count(deferred.needed, "block"),
+        free=free,
     )
 
 
 def _resume(deferred: Deferred, state: RunState) -> str:
-    free = f"{count(deferred.available, 'block')} {are(deferred.available)} free"
-    return (
-        f"Needs {count(deferred.needed, 'block')}, so that after its preemption it does more than it lost before it "
-        f"yields again; {free}."
+    free = tr("{blocks} {are} free", blocks=count(deferred.available, "block"), are=are(deferred.available))
+    return tr(
+        "Needs {blocks}, so that after its preemption it does more than it lost before it yields again; {free}.",
+        blocks=count(deferred.needed, "block"),
+        free=free,
     )
 
 
 def _promised(deferred: Deferred, state: RunState) -> str:
     left = f"{deferred.available:,} of {count(state.num_blocks, 'block')} {are(deferred.available)}"
-    needs = f"Needs {count(deferred.needed, 'block')} until its end"
-    return f"{needs}; {left} neither in use nor promised to running requests."
+    needs = tr("Needs {blocks} until its end", blocks=count(deferred.needed, "block"))
+    return tr("{needs}; {left} neither in use nor promised to running requests.", needs=needs, left=left)
 
 
 def _slots(deferred: Deferred, state: RunState) -> str:
-    return f"All {count(state.max_num_seqs, 'running place')} are taken (max_num_seqs)."
+    return tr("All {places} are taken (max_num_seqs).", places=count(state.max_num_seqs, "running place"))
 
 
 def _budget(deferred: Deferred, state: RunState) -> str:
-    left = f"{count(deferred.available, 'token')} {are(deferred.available)} left"
-    return f"Needs {count(deferred.needed, 'token')} of the step's budget of {state.token_budget:,}; {left}."
+    left = tr("{tokens} {are} left", tokens=count(deferred.available, "token"), are=are(deferred.available))
+    return tr(
+        "Needs {tokens} of the step's budget of {token_budget:,}; {left}.",
+        tokens=count(deferred.needed, "token"),
+        token_budget=state.token_budget,
+        left=left,
+    )
 
 
 def _batch(deferred: Deferred, state: RunState) -> str:
     running = sum(1 for r in state.requests.values() if r.status == RequestStatus.RUNNING)
     number = f" {state.batch.batch}" if state.batch is not None else ""
-    return (
-        f"Nobody joins static batch{number} before it ends; {count(running, 'answer')} of {state.num_running:,} in it "
-        f"{are(running)} not complete."
+    return tr(
+        "Nobody joins static batch{number} before it ends; {answers} of {num_running:,} in it {are} not complete.",
+        number=number,
+        answers=count(running, "answer"),
+        num_running=state.num_running,
+        are=are(running),
     )
 
 
 def _joining(deferred: Deferred, state: RunState) -> str:
-    wait = "1 waits" if deferred.available == 1 else f"{deferred.available:,} wait"
-    return (
-        f"Joining would pause the {count(state.num_running, 'running request')}: it waits until {deferred.needed:,} "
-        f"wait (waiting_served_ratio; {wait}) or the longest pause is over (max_waiting_tokens)."
+    wait = tr("1 waits") if deferred.available == 1 else tr("{available:,} wait", available=deferred.available)
+    return tr(
+        "Joining would pause the {requests}: it waits until {needed:,} "
+        "wait (waiting_served_ratio; {wait}) or the longest pause is over (max_waiting_tokens).",
+        requests=count(state.num_running, "running request"),
+        needed=deferred.needed,
+        wait=wait,
     )
 
 
 def _draining(deferred: Deferred, state: RunState) -> str:
     after = f" to {state.pending_discipline}" if state.pending_discipline else ""
-    left = f"{count(state.num_running, 'request')} {are(state.num_running)} still in it"
-    return f"The discipline changes{after} when the batch has drained; {left}."
+    left = tr("{requests} {are} still in it", requests=count(state.num_running, "request"), are=are(state.num_running))
+    return tr("The discipline changes{after} when the batch has drained; {left}.", after=after, left=left)
 
 
 _DEFERRED: dict[str, Callable[[Deferred, RunState], str]] = {
@@ -286,33 +339,42 @@ _DEFERRED: dict[str, Callable[[Deferred, RunState], str]] = {
 def preempted_sentence(event: Preempted, block_bytes: int = 0) -> str:
     """Who gave what to whom, and what became of it. block_bytes: of one KV block; 0: not known."""
     own = event.beneficiary == event.request_id
-    to = "to the pool, since it could not grow" if own else f"to request {request_name(event.beneficiary)}"
+    to = (
+        tr("to the pool, since it could not grow")
+        if own
+        else tr("to request {request_name}", request_name=request_name(event.beneficiary))
+    )
     rule = f" ({event.rule})" if event.rule else ""
-    gave = f"Gave {count(event.blocks, 'block')} {to}{rule}; "
+    gave = tr("Gave {blocks} {to}{rule}; ", blocks=count(event.blocks, "block"), to=to, rule=rule)
     if event.mode != "swap":
-        return gave + f"{count(event.tokens, 'token')} to compute again."
+        return gave + tr("{tokens} to compute again.", tokens=count(event.tokens, "token"))
     size = f" ({bytes_label(event.swapped_blocks * block_bytes)})" if block_bytes else ""
-    return gave + f"{count(event.tokens, 'token')} in {count(event.swapped_blocks, 'block')}{size} of host memory."
+    return gave + tr(
+        "{tokens} in {blocks}{size} of host memory.",
+        tokens=count(event.tokens, "token"),
+        blocks=count(event.swapped_blocks, "block"),
+        size=size,
+    )
 
 
 def preemption_details(event: Preempted) -> list[str]:
     """Why it was not swapped where it should have been, and what both ways were estimated to take."""
-    parts = [f"Not swapped: {event.fallback.rstrip('.')}."] if event.fallback else []
+    parts = [tr("Not swapped: {rstrip}.", rstrip=event.fallback.rstrip("."))] if event.fallback else []
     estimates = [
         f"{what} {seconds_label(seconds)}"
-        for what, seconds in (("computing again", event.recompute_seconds), ("swapping", event.swap_seconds))
+        for what, seconds in ((tr("computing again"), event.recompute_seconds), ("swapping", event.swap_seconds))
         if seconds is not None
     ]
-    return parts + ([f"Estimated: {', '.join(estimates)}."] if estimates else [])
+    return parts + ([tr("Estimated: {join}.", join=", ".join(estimates))] if estimates else [])
 
 
 def ledger_sentence(entry: LedgerEntry, block_bytes: int = 0) -> str:
     event = entry.event
     if isinstance(event, Rejected):
-        return f"Rejected: {event.message}"
+        return tr("Rejected: {message}", message=event.message)
     parts = [preempted_sentence(event, block_bytes), *preemption_details(event)]
     if entry.dropped:
-        parts.append(f"Given up in host memory: {entry.dropped.rstrip('.')}.")
+        parts.append(tr("Given up in host memory: {rstrip}.", rstrip=entry.dropped.rstrip(".")))
     if entry.recovered is not None:
         parts.append(recovered_sentence(entry.recovered))
     else:
@@ -321,16 +383,16 @@ def ledger_sentence(entry: LedgerEntry, block_bytes: int = 0) -> str:
 
 
 _OUTCOMES = {
-    "again": ("Preempted anew before it was back where it had been: the time is counted there.",),
-    "ended": ("It ended before it was back where it had been.",),
-    "unseen": ("Whether it came back was not seen: records are missing.",),
+    "again": (tr("Preempted anew before it was back where it had been: the time is counted there."),),
+    "ended": (tr("It ended before it was back where it had been."),),
+    "unseen": (tr("Whether it came back was not seen: records are missing."),),
 }
 
 
 def recovered_sentence(event: Recovered) -> str:
     again = event.recomputed_tokens
-    computed = f", {count(again, 'token')} computed again" if again else ""
-    return f"Back where it was after {seconds_label(event.seconds)}{computed}."
+    computed = tr(", {tokens} computed again", tokens=count(again, "token")) if again else ""
+    return tr("Back where it was after {seconds}{computed}.", seconds=seconds_label(event.seconds), computed=computed)
 
 
 def _row(request: RequestState, phase: Phase, why: str, wait: Wait | None = None) -> QueueRow:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from app.scope.reasons import last_phases
+from app.translation import tr
 from app.words import count, seconds_label
 from engine.events import RequestState
 from engine.request import RequestStatus
@@ -34,7 +35,7 @@ def request_figures(request: RequestState, now: float, begin: float) -> list[tup
         ("answer", f"{request.output_tokens:,} of {request.max_tokens:,}"),
         ("computed", count(request.num_computed, "token")),
         ("cached", count(request.cached_tokens, "token")),
-        ("TTFT", _first_token(request, now)),
+        (tr("TTFT"), _first_token(request, now)),
         ("preempted", {0: "never", 1: "once"}.get(request.preemptions, f"{request.preemptions:,} times")),
         ("blocks", _blocks(request)),
         ("priority", str(request.priority)),
@@ -42,7 +43,7 @@ def request_figures(request: RequestState, now: float, begin: float) -> list[tup
     if request.user:
         rows.append(("user", request.user))
     if request.finished_time is not None:
-        rows.append(("E2EL", seconds_label(request.finished_time - request.arrival_time)))
+        rows.append((tr("E2EL"), seconds_label(request.finished_time - request.arrival_time)))
     return rows
 
 
@@ -59,10 +60,14 @@ def _first_token(request: RequestState, now: float) -> str:
     if request.first_token_time is not None:
         return seconds_label(request.first_token_time - request.arrival_time)
     if request.finished_time is not None:
-        return "no token"
-    return f"{seconds_label(max(0.0, now - request.arrival_time))} so far"
+        return tr("no token")
+    return tr("{value} so far", value=seconds_label(max(0.0, now - request.arrival_time)))
 
 
 def _blocks(request: RequestState) -> str:
     held = sum(1 for block in request.blocks if block)
-    return f"{held:,} + {len(request.host_blocks):,} in host memory" if request.host_blocks else f"{held:,}"
+    return (
+        tr("{held:,} + {host_blocks:,} in host memory", held=held, host_blocks=len(request.host_blocks))
+        if request.host_blocks
+        else f"{held:,}"
+    )

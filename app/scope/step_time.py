@@ -24,6 +24,7 @@ from app.scope.steps import PARTS, StepHistory, StepRow
 from app.scroll_column import ScrollColumn
 from app.selection import Selection
 from app.theme import SPACING, Theme
+from app.translation import tr
 from app.widgets import LegendEntry
 from app.words import NOT_AVAILABLE, bytes_label, count, percent, seconds_label
 from engine.compare_svg import nice_step
@@ -37,11 +38,11 @@ SWATCHES = {
 }
 """Name, colour and pattern of each part, in the order in which they are done, the lowest first."""
 _MEANINGS = {
-    "schedule": "choosing who runs, and finding blocks for them",
-    "prepare": "laying out the batch for the device",
-    "forward": "the model",
-    "sample": "choosing tokens, and taking them in",
-    "detokenise": "tokens to text, and looking for stop strings",
+    "schedule": tr("choosing who runs, and finding blocks for them"),
+    "prepare": tr("laying out the batch for the device"),
+    "forward": tr("the model"),
+    "sample": tr("choosing tokens, and taking them in"),
+    "detokenise": tr("tokens to text, and looking for stop strings"),
 }
 READ_SECONDS = 2.0
 """Between two readings of the processes."""
@@ -64,7 +65,7 @@ class StepTimePlot(MarkedPlot):
         self._last_step: int | None = None
         self._boxes: dict[str, list[QRect]] = {}
         self._changes: list[KnobChange] = []
-        self.setAccessibleName("Time of each of the last steps, stacked by its parts")
+        self.setAccessibleName(tr("Time of each of the last steps, stacked by its parts"))
 
     def minimumSizeHint(self) -> QSize:
         return QSize(120, 76)
@@ -88,7 +89,7 @@ class StepTimePlot(MarkedPlot):
         self.layout_axes()
         self.x_range = (-float(self.area.width() / BAR), 0.0)
         every = max(1, int(nice_step(shown, max(2, self.area.width() // 90))))
-        self.x_ticks = [Tick(-i, f"−{i}" if i else "last step") for i in range(0, shown + 1, every)]
+        self.x_ticks = [Tick(-i, f"−{i}" if i else tr("last step")) for i in range(0, shown + 1, every)]
         scale = self.devicePixelRatioF()
         height, bar = round(self.area.height() * scale), max(2, round(BAR * scale))
         self._boxes = dict(
@@ -120,7 +121,13 @@ class StepTimePlot(MarkedPlot):
 
 def step_time_sentence(row: StepRow) -> str:
     parts = "\n".join(f"{part} {seconds_label(getattr(row, part))}" for part in PARTS)
-    return f"Step {row.step:,} took {seconds_label(row.seconds)} for {count(row.tokens, 'token')}\n{parts}"
+    return tr(
+        "Step {step:,} took {seconds} for {tokens}\n{parts}",
+        step=row.step,
+        seconds=seconds_label(row.seconds),
+        tokens=count(row.tokens, "token"),
+        parts=parts,
+    )
 
 
 def part_rows(rates: Rates, begin: float, end: float) -> list[FigureRow]:
@@ -138,15 +145,15 @@ def saving_rows(rates: Rates, begin: float, end: float) -> list[FigureRow]:
     looked_up, drafts = rates.over("prefix_queries", begin, end), rates.over("drafts", begin, end)
     rows = [
         FigureRow(
-            "prefix hits",
+            tr("prefix hits"),
             (_share(rates.ratio("prefix_hits", "prefix_queries", begin, end)), f"of {looked_up:,.0f}"),
-            tip="Of the prompt tokens looked up in the prefix cache at admission, the share that was there",
+            tip=tr("Of the prompt tokens looked up in the prefix cache at admission, the share that was there"),
         )
     ]
     if drafts > 0:
         accepted = _share(rates.ratio("accepted", "drafts", begin, end))
-        tip = "Acceptance rate: of the drafted tokens, the share that the model would have given itself"
-        rows.append(FigureRow("drafts accepted", (accepted, f"of {drafts:,.0f}"), tip=tip))
+        tip = tr("Acceptance rate: of the drafted tokens, the share that the model would have given itself")
+        rows.append(FigureRow(tr("drafts accepted"), (accepted, f"of {drafts:,.0f}"), tip=tip))
     return rows
 
 
@@ -156,13 +163,20 @@ def load_rows(loads: dict[str, ProcessLoad], gpu: GpuLoad | None) -> list[Figure
         FigureRow(
             name,
             ("–" if load.cores is None else f"{100 * load.cores:.0f} %", bytes_label(load.memory)),
-            tip=f"Processor time of the {name}, 100 % is one of {count(cores, 'core')}, and its resident memory",
+            tip=tr(
+                "Processor time of the {name}, 100 % is one of {cores}, and its resident memory",
+                name=name,
+                cores=count(cores, "core"),
+            ),
         )
         for name, load in loads.items()
     ]
     if gpu is not None:
-        tip = f"Share of time in which the GPU computed, and its memory in use, of {bytes_label(gpu.total)} (NVML)"
-        rows.append(FigureRow("GPU", (f"{100 * gpu.busy:.0f} %", bytes_label(gpu.memory)), tip=tip))
+        tip = tr(
+            "Share of time in which the GPU computed, and its memory in use, of {total} (NVML)",
+            total=bytes_label(gpu.total),
+        )
+        rows.append(FigureRow(tr("GPU"), (f"{100 * gpu.busy:.0f} %", bytes_label(gpu.memory)), tip=tip))
     return rows
 
 
@@ -175,7 +189,7 @@ class StepTimeContent(QWidget):
 
     def __init__(self, plot: StepTimePlot, theme: Theme) -> None:
         super().__init__()
-        self.table = FigureTable("Parts of a step, prefix cache, processes", theme, ("mean", "share"))
+        self.table = FigureTable(tr("Parts of a step, prefix cache, processes"), theme, ("mean", "share"))
         held = QWidget()
         column = QVBoxLayout(held)
         column.setContentsMargins(0, 0, 0, 0)
@@ -202,13 +216,16 @@ class StepTimeContent(QWidget):
 
 
 class StepTimePanel(ScopePanel):
-    empty_text = f"No step yet. {START_SOMETHING}: what each step's time is spent on appears here."
+    empty_text = tr(
+        "No step yet. {start_something}: what each step's time is spent on appears here.",
+        start_something=START_SOMETHING,
+    )
     refresh_seconds = 0.4
 
     def __init__(self, source: ScopeSource, theme: Theme, selection: Selection, parent: QWidget | None = None) -> None:
         self.plot = StepTimePlot(source.history.steps, theme)
         self.figures = StepTimeContent(self.plot, theme)
-        super().__init__("Step time", source, theme, selection, self.figures, parent)
+        super().__init__(tr("Step time"), source, theme, selection, self.figures, parent)
         self.processes: Callable[[], dict[str, int | None]] = lambda: {"window": os.getpid()}
         """Names and ids of the processes whose load is shown; the engine's is called ``engine``."""
         self.device: Callable[[], str] = lambda: "cpu"
@@ -217,7 +234,7 @@ class StepTimePanel(ScopePanel):
         self.window_choice.chosen.connect(self.show_anew)
         self.add_trailing(self.window_choice)
         self._mean = self.add_figure("number")
-        self._mean.setToolTip("What a step takes, the mean over the window")
+        self._mean.setToolTip(tr("What a step takes, the mean over the window"))
         self._loads, self._gpu = ProcessLoads(), GpuReader()
         self._load_rows: list[FigureRow] = []
         self._reading = QTimer(self)

@@ -17,6 +17,7 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Signal
 
 from app.scope.panel import Moment, ScopeSource
+from app.translation import tr
 from engine.recording import RecordingError, RunReader
 
 KEEP_UP_SECONDS = 2.0
@@ -78,7 +79,7 @@ class TimeTravel(QObject):
                 self._reader.refresh()
         except (RecordingError, OSError) as error:
             self._reader = None
-            self.failed.emit(f"The past cannot be shown: {error}")
+            self.failed.emit(tr("The past cannot be shown: {error}", error=error))
         return self._reader
 
     def keep_up(self) -> None:
@@ -104,7 +105,7 @@ class TimeTravel(QObject):
             state = reader.state_at(step)
             self._source.moment = Moment(state, reader.end_of(step))
         except (RecordingError, OSError) as error:
-            self.failed.emit(f"Step {step:,} cannot be shown: {error}")
+            self.failed.emit(tr("Step {step:,} cannot be shown: {error}", step=step, error=error))
             return
         self.moved.emit()
 

@@ -11,12 +11,13 @@ from app.scope.panel import ScopePanel, ScopeSource
 from app.scope.timeline_plot import GROUPINGS, TimelinePlot
 from app.selection import Selection
 from app.theme import Theme
+from app.translation import tr
 from app.widgets import Legend, button
 
 
 class TimelinePanel(ScopePanel):
     refresh_seconds = 0.12
-    empty_text = "Each request becomes a lane here: waiting, prefill, decode, and where it was preempted."
+    empty_text = tr("Each request becomes a lane here: waiting, prefill, decode, and where it was preempted.")
     moment_wanted = Signal(float)
     """A moment that is to be shown everywhere, engine clock."""
 
@@ -30,15 +31,15 @@ class TimelinePanel(ScopePanel):
         row.setSpacing(2)
         row.addWidget(self.plot, 1)
         row.addWidget(scroll)
-        super().__init__("Timeline", source, theme, selection, content, parent)
+        super().__init__(tr("Timeline"), source, theme, selection, content, parent)
         self._legend = Legend(theme, legend_entries(set(), drafted=False))
         self.add_trailing(self._legend)
         self._step = self.add_figure()
-        self.grouping = MenuChoice("Group lanes", "Group the lanes by user or priority (G); F folds a group")
+        self.grouping = MenuChoice(tr("Group lanes"), tr("Group the lanes by user or priority (G); F folds a group"))
         self.grouping.set_options(GROUPINGS)
         self.grouping.chosen.connect(lambda: self.plot.group(self.grouping.value))
         self.add_trailing(self.grouping)
-        self.live_button = button("Live", "flat", "Follow the newest step")
+        self.live_button = button(tr("Live"), "flat", tr("Follow the newest step"))
         self.live_button.clicked.connect(self.plot.follow)
         self.live_button.hide()
         self.add_trailing(self.live_button)
@@ -52,7 +53,7 @@ class TimelinePanel(ScopePanel):
     def refresh(self) -> None:
         lanes = self.source.history.lanes
         self._legend.set_entries(legend_entries(lanes.kinds_seen, lanes.drafted))
-        self._step.say(f"step {self.source.state.step:,}")
+        self._step.say(tr("step {step:,}", step=self.source.state.step))
         self.plot.refresh()
         self._moved()
 
@@ -65,7 +66,11 @@ class TimelinePanel(ScopePanel):
         window = self.plot.view.window()
         at_it = window.begin <= self.source.now <= window.end if past else self.plot.view.live
         self.live_button.setVisible(not (at_it and self.plot.follows_lanes))
-        text, tip = ("Shown step", "Back to the shown step (End)") if past else ("Live", "Follow the newest step (End)")
+        text, tip = (
+            (tr("Shown step"), tr("Back to the shown step (End)"))
+            if past
+            else (tr("Live"), tr("Follow the newest step (End)"))
+        )
         if self.live_button.text() != text:
             self.live_button.setText(text)
             self.live_button.setToolTip(tip)

@@ -14,6 +14,7 @@ from app.scope.timeline_surface import TimelineSurface
 from app.scope.timeline_view import Grouping
 from app.selection import Selection
 from app.theme import Theme
+from app.translation import tr
 from app.words import count, seconds_label
 from engine.lanes import Lane, SpanKind
 from engine.request import request_name
@@ -22,7 +23,11 @@ LANE_HEIGHTS = (2, 3, 4, 6, 8, 10, 14, 18, 24)
 """Logical pixels of a lane that can be chosen."""
 CLICK = 4
 """Pixels that the pointer may move in a click."""
-GROUPINGS: tuple[tuple[str, Grouping], ...] = (("all lanes", ""), ("by user", "user"), ("by priority", "priority"))
+GROUPINGS: tuple[tuple[str, Grouping], ...] = (
+    (tr("all lanes"), ""),
+    (tr("by user"), "user"),
+    (tr("by priority"), "priority"),
+)
 
 
 class TimelinePlot(TimelineSurface):
@@ -47,13 +52,15 @@ class TimelinePlot(TimelineSurface):
     def tip_at(self, position: QPoint) -> str:
         time = self.x_value(position.x())
         if self._on_axis(position):
-            return "Click or drag to look back at a moment"
+            return tr("Click or drag to look back at a moment")
         if position.y() < self.area.top():
             near = [label for at, label in self.marks if abs(self.x_pixel(at) - position.x()) <= CLICK]
             return near[-1] if near else "\n".join(label for _, label in self.marks)
         group = self._list.group_at(self._row_at(position))
         if group is not None:
-            return f"{group.sentence}\nClick to {'unfold' if group.folded else 'fold'}"
+            return tr(
+                "{sentence}\nClick to {value}", sentence=group.sentence, value="unfold" if group.folded else "fold"
+            )
         request_id = self.request_at(position)
         lane = self.view.lanes.lane(request_id) if request_id is not None else None
         return lane_sentence(lane, time, self.source.history.steps.at(time)) if lane is not None else ""
@@ -162,17 +169,17 @@ class TimelinePlot(TimelineSurface):
         menu = QMenu(self)
         time = self.x_value(event.pos().x())
         if self.area.contains(event.pos()):
-            menu.addAction("Look back at this moment", lambda: self.moment_wanted.emit(time))
-        menu.addAction("Show the whole run\tHome", self.show_all)
-        menu.addAction("Follow the newest step\tEnd", self.follow)
+            menu.addAction(tr("Look back at this moment"), lambda: self.moment_wanted.emit(time))
+        menu.addAction(tr("Show the whole run\tHome"), self.show_all)
+        menu.addAction(tr("Follow the newest step\tEnd"), self.follow)
         menu.addSeparator()
         for text, value in GROUPINGS:
-            action = menu.addAction(f"Lanes {text}", lambda value=value: self.group(value))
+            action = menu.addAction(tr("Lanes {text}", text=text), lambda value=value: self.group(value))
             action.setCheckable(True)
             action.setChecked(value == self.grouping)
         if self.grouping:
-            menu.addAction("Fold all groups", lambda: self._fold({group.key for group in self._list.groups}))
-            menu.addAction("Unfold all groups", lambda: self._fold(set()))
+            menu.addAction(tr("Fold all groups"), lambda: self._fold({group.key for group in self._list.groups}))
+            menu.addAction(tr("Unfold all groups"), lambda: self._fold(set()))
         menu.exec(event.globalPos())
         menu.deleteLater()
 
@@ -247,25 +254,60 @@ class TimelinePlot(TimelineSurface):
 def lane_sentence(lane: Lane, time: float, step: StepRow | None = None) -> str:
     """A request, what it was doing at a moment and in which step, and what became of it."""
     user = f" of {lane.user}" if lane.user else ""
-    priority = f", priority {lane.priority}" if lane.priority else ""
-    lines = [f"Request {request_name(lane.request_id)}{user}{priority}"]
+    priority = tr(", priority {priority}", priority=lane.priority) if lane.priority else ""
+    lines = [
+        tr(
+            "Request {request_name}{user}{priority}",
+            request_name=request_name(lane.request_id),
+            user=user,
+            priority=priority,
+        )
+    ]
     span = lane.at(time)
     if span is not None:
         tokens = f", {count(span.tokens, 'token')}" if span.tokens else ""
-        since = f"from {seconds_label(span.begin - lane.arrival)} after its arrival"
+        since = tr("from {begin} after its arrival", begin=seconds_label(span.begin - lane.arrival))
         chunk = ""
         if span.kind in (SpanKind.PREFILL, SpanKind.RECOMPUTE):
             earlier = sum(each.kind == span.kind and each.end <= span.begin for each in lane.spans)
-            chunk = f", chunk {earlier + 1}"
-        lines.append(f"{NAMES[span.kind]}{chunk} for {seconds_label(span.end - span.begin)}{tokens}, {since}")
+            chunk = tr(", chunk {earlier}", earlier=earlier + 1)
+        lines.append(
+            tr(
+                "{names}{chunk} for {end}{tokens}, {since}",
+                names=NAMES[span.kind],
+                chunk=chunk,
+                end=seconds_label(span.end - span.begin),
+                tokens=tokens,
+                since=since,
+            )
+        )
         if span.drafts:
-            lines.append(f"{span.accepted:,} of {count(span.drafts, 'drafted token')} accepted")
+            lines.append(
+                tr(
+                    "{accepted:,} of {tokens} accepted",
+                    accepted=span.accepted,
+                    tokens=count(span.drafts, "drafted token"),
+                )
+            )
     if step is not None:
-        lines.append(f"step {step.step:,}: {count(step.tokens, 'token')}, {step.running:,} running")
+        lines.append(
+            tr(
+                "step {step:,}: {tokens}, {running:,} running",
+                step=step.step,
+                tokens=count(step.tokens, "token"),
+                running=step.running,
+            )
+        )
     if lane.preempted_at:
         times = len(lane.preempted_at)
-        lines.append("preempted once" if times == 1 else f"preempted {times} times")
+        lines.append(tr("preempted once") if times == 1 else tr("preempted {times} times", times=times))
     if lane.finished_at is not None:
         reason = f" ({lane.finish_reason})" if lane.finish_reason else ""
-        lines.append(f"finished{reason} {seconds_label(lane.finished_at - lane.arrival)} after its arrival")
+        lines.append(
+            tr(
+                "finished{reason} {finished_at} after its arrival",
+                reason=reason,
+                finished_at=seconds_label(lane.finished_at - lane.arrival),
+            )
+        )
     return "\n".join(lines)

@@ -15,6 +15,7 @@ from app.scope.plot import TICK_GAP, Plot, Tick
 from app.scope.timeline_view import Group, Grouping, RowList, TimelineView, arrange_rows, busy_place, time_label
 from app.selection import Selection
 from app.theme import Theme, request_color
+from app.translation import tr
 from app.widgets import paint_swatch
 from engine.compare_svg import nice_step
 from engine.request import request_name
@@ -56,7 +57,7 @@ class TimelineSurface(Plot):
         """The shown one, where it is not the newest."""
         self._band: tuple[int, int] | None = None
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        self.setAccessibleName("Timeline: a lane per request")
+        self.setAccessibleName(tr("Timeline: a lane per request"))
 
     # Layout ------------------------------------------------------------------------------------------------------
 
@@ -101,7 +102,7 @@ class TimelineSurface(Plot):
         self.layout_axes()
         self.x_range = (window.begin, window.end)
         step = nice_step(window.seconds, max(2, self.area.width() // 110))
-        zero = "now" if self._moment is None else f"step {self.source.state.step:,}"
+        zero = "now" if self._moment is None else tr("step {step:,}", step=self.source.state.step)
         first, last = (window.begin - now) / step, (window.end - now) / step + 1e-6
         numbers = range(math.ceil(first), math.floor(last) + 1) if last - first < 1000 else range(0)
         ages = sorted((i * step for i in numbers), key=abs)  # where room is short the shown moment is named

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from app.translation import tr
 from app.words import count
 from engine.lanes import WAITS, LaneRows, Lanes
 
@@ -107,7 +108,7 @@ class Group:
 
     @property
     def sentence(self) -> str:
-        running = f", {self.running:,} running" if self.running else ""
+        running = tr(", {running:,} running", running=self.running) if self.running else ""
         return f"{self.title}: {count(len(self.lanes), 'request')}{running}"
 
 
@@ -142,7 +143,7 @@ def arrange_rows(lanes: LaneRows, users: list[str], grouping: Grouping, folded: 
     ends = np.searchsorted(keys[order], np.array(found, dtype=keys.dtype), side="right")
     groups, rows = [], []
     for number, (key, start, end) in enumerate(zip(found, starts.tolist(), ends.tolist(), strict=True)):
-        title = (users[key] or "no user") if grouping == "user" else f"priority {key}"
+        title = (users[key] or tr("no user")) if grouping == "user" else tr("priority {key}", key=key)
         members = order[start:end]
         groups.append(Group(key, title, members, int(lanes.running[members].sum()), key in folded))
         rows.append(np.full(heading, -1 - number))

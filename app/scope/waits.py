@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from app.translation import tr
 from engine.columns import Columns
 from engine.config import SchedulerConfig
 from engine.events import Admitted, BlocksAllocated, Deferred, Keyframe, RowKind, StepRecord
@@ -157,8 +158,8 @@ def round_seconds(seconds: float) -> float:
 def wait_words(wait: Wait | None) -> str:
     """``about 12 s``, ``at most 4 s``, ``not known yet``."""
     if wait is None:
-        return "not known yet"
-    return f"{'at most' if wait.at_most else 'about'} {_words(wait.seconds)}" if wait.seconds else "under 1 s"
+        return tr("not known yet")
+    return f"{'at most' if wait.at_most else 'about'} {_words(wait.seconds)}" if wait.seconds else tr("under 1 s")
 
 
 def wait_cell(wait: Wait | None) -> str:
