@@ -11,9 +11,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from string import ascii_letters
 
 import psutil
 import pytest
+from tokenizers import pre_tokenizers
 
 from engine.client import EngineClient, EngineDied
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
@@ -23,6 +25,7 @@ from engine.messages import (
     AddRequest,
     ChatMessage,
     ConfigRefused,
+    ContextCut,
     CountTokens,
     Frame,
     LoadFailed,
@@ -69,6 +72,13 @@ def engine(model: Path) -> Iterator[tuple[Listener, Ready]]:
 
 def greedy(max_tokens: int, **more: object) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **more)  # type: ignore[arg-type]
+
+
+def in_letters(max_tokens: int) -> SamplingParams:
+    """Only letters, since half a character would be no text to go on from; the bias keeps their order among
+    themselves."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    return greedy(max_tokens, logit_bias={alphabet.index(letter): 100.0 for letter in ascii_letters})
 
 
 def ask(listener: Listener, params: SamplingParams, **fields: object) -> int:
@@ -122,6 +132,38 @@ def test_a_conversation_goes_through_the_template(engine: tuple[Listener, Ready]
     assert count.tokens == len("user\nhi\nassistant\n") + 3
     last = listener.wait_finished(ask(listener, greedy(3), messages=messages))
     assert last.prompt_tokens == count.tokens
+
+
+def test_a_stopped_answer_goes_on_as_if_it_had_not_been_stopped(engine: tuple[Listener, Ready]) -> None:
+    listener, _ = engine
+    asked = [ChatMessage("user", "hi there, how are you?")]
+    whole = ask(listener, in_letters(24), messages=asked)
+    listener.wait_finished(whole)
+    begun = ask(listener, in_letters(9), messages=asked)
+    listener.wait_finished(begun)
+    messages = [*asked, ChatMessage("assistant", listener.text(begun))]
+    more = ask(listener, in_letters(15), messages=messages, continues=True)
+    last = listener.wait_finished(more)
+    assert last.prompt_tokens == len("user\nhi there, how are you?\nassistant\n") + 3 + 9
+    assert len(set(listener.text(whole))) > 2
+    assert listener.text(begun) + listener.text(more) == listener.text(whole)
+
+
+def test_a_long_conversation_loses_its_oldest_exchanges_and_says_so_first(engine: tuple[Listener, Ready]) -> None:
+    listener, _ = engine
+    messages = [ChatMessage("user" if n % 2 == 0 else "assistant", f"{n:02}" + "x" * 48) for n in range(21)]
+    listener.client.send(CountTokens(31, messages, max_tokens=5))
+    count = listener.wait(lambda arrival: isinstance(arrival, TokenCount) and arrival.query_id == 31)
+    request_id = ask(listener, greedy(5), messages=messages, drop_oldest=True)
+    last = listener.wait_finished(request_id)
+    cut = next(arrival for arrival in listener.seen if isinstance(arrival, ContextCut))
+    assert cut == ContextCut(request_id, count.dropped_messages, count.kept_tokens)
+    assert (last.finish_reason, last.prompt_tokens) == ("length", cut.prompt_tokens)
+    assert listener.seen.index(cut) < listener.seen.index(listener.outputs(request_id)[0])
+    assert cut.dropped_messages % 2 == 0
+    assert cut.prompt_tokens + 5 <= MAX_POSITION < count.tokens
+    refused = listener.wait_finished(ask(listener, greedy(5), messages=messages))
+    assert f"The conversation is {count.tokens:,} tokens; the context holds 512" in refused.error
 
 
 BAD_REQUESTS = {
