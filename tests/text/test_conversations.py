@@ -1,4 +1,4 @@
-"""What a template cannot take is said in a way that it can; answers go on where they end; and there may be no template."""
+"""What a template cannot take is said in a way that it can; answers go on where they end; and without any template."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.text.test_chat_template import (
 from tests.text.tiny_tokenizers import CHATML, CONTROL, adding_bos, byte_level, llama2, metaspace_first, save
 
 GEMMA = (
-    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
     "{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
-    "{% if message['role'] == 'assistant' %}{% set role = 'model' %}{% else %}{% set role = message['role'] %}{% endif %}"
+    "{% set role = 'model' if message['role'] == 'assistant' else message['role'] %}"
     "{{ '<|im_start|>' + role + '\n' + message['content'] | trim + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>model\n' }}{% endif %}"
 )
