@@ -88,7 +88,7 @@ class ChatList(Card):
         """Shows what the session holds, filtered by the search."""
         self._search_timer.stop()
         needle = self.search.text()
-        found = self._session.search(needle)
+        found = [each.conversation for each in self._session.search(needle)]
         self._filling = True
         if [item.data(_ID) for item in self._items()] != [each.id for each in found]:
             self.list.clear()

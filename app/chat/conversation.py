@@ -1,30 +1,23 @@
-"""Conversations and the answers under way: no Qt, no files, no clock that cannot be replaced.
+"""What a conversation is: no Qt, no files, no clock.
 
-A conversation is a list of *turns*, each a user message and at most one answer, so roles alternate whatever is stopped,
-deleted or regenerated. Several conversations may generate at once, each one answer at a time.
+A conversation is a tree of messages (:mod:`app.chat.tree`): another answer to a question, or a question that was
+edited, is another branch. One path through it is shown. Along every path questions and answers alternate, and every
+question has an answer, whatever is stopped, edited, deleted or regenerated. At most one answer is open at a time,
+wherever in the tree; several conversations may generate at once.
 
-::
-
-    send ──▶ QUEUED ──handed over──▶ STREAMING ─┬─▶ COMPLETE      the model ended it
-             (model loads)                      ├─▶ STOPPED       the user ended it; the text stays
-                                                ├─▶ ERROR         refused, with a sentence
-                                                └─▶ INCOMPLETE    the engine or the window died; the text stays
-
-What a model is told is exactly what the transcript shows: an output that comes after a stop is dropped, never shown and
-never sent.
+What a model is told is exactly what the transcript shows on the way to the answer.
 """
 
 from __future__ import annotations
 
 import enum
-import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from app.chat.tree import MessageTree
 from engine.config import DEFAULT_CHAT_MAX_TOKENS
-from engine.messages import ChatMessage, Output
-from engine.request import FinishReason, SamplingParams
+from engine.messages import ChatMessage
+from engine.request import SamplingParams
 
 TITLE_CHARACTERS = 48
 DEFAULT_CHAT_PARAMS = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=DEFAULT_CHAT_MAX_TOKENS)
@@ -38,6 +31,10 @@ class ChatError(ValueError):
 class Role(enum.StrEnum):
     USER = "user"
     ASSISTANT = "assistant"
+
+    @property
+    def other(self) -> Role:
+        return Role.ASSISTANT if self is Role.USER else Role.USER
 
 
 class MessageStatus(enum.StrEnum):
@@ -54,6 +51,13 @@ class MessageStatus(enum.StrEnum):
         return self in (MessageStatus.QUEUED, MessageStatus.STREAMING)
 
 
+class ContextPolicy(enum.StrEnum):
+    """What happens when a conversation does not fit into the model's context any more."""
+
+    REFUSE = "refuse"
+    DROP_OLDEST = "drop-oldest"
+
+
 @dataclass(slots=True)
 class AnswerTimings:
     """How long an answer took. The definitions that every place in the window uses:
@@ -61,6 +65,9 @@ class AnswerTimings:
     * TTFT: seconds from handing the request to the engine to the end of the step that gave its first token.
     * tokens per second: (tokens - 1) / (last - first), over the times of its first and last token: the pace while it
       streams, queueing and prefill not counted. None for fewer than two tokens.
+
+    Of an answer that was continued: TTFT is its first part's; the gaps between tokens, and the seconds they took, are
+    summed over the parts, the pause between two parts not counted.
     """
 
     sent: float | None = None
@@ -71,21 +78,40 @@ class AnswerTimings:
     ttft: float | None = None
     tokens_per_second: float | None = None
     prompt_tokens: int = 0
+    """What came before the answer, its own earlier parts not counted."""
     cached_tokens: int = 0
     """Prompt tokens that the prefix cache saved."""
     preemptions: int = 0
+    earlier_tokens: int = 0
+    """Tokens of the parts before the one under way; like the next two, not kept on disk."""
+    earlier_gaps: int = 0
+    earlier_seconds: float = 0.0
 
     def count(self, tokens: int, now: float) -> None:
         if tokens <= 0:
             return
         if self.first is None:
             self.first = now
-            if self.sent is not None:
+            if self.sent is not None and not self.earlier_tokens:
                 self.ttft = max(0.0, now - self.sent)
         self.last = now
         self.tokens += tokens
-        if self.tokens > 1 and self.last > self.first:
-            self.tokens_per_second = (self.tokens - 1) / (self.last - self.first)
+        gaps = self.earlier_gaps + self.tokens - self.earlier_tokens - 1
+        seconds = self.earlier_seconds + self.last - self.first
+        if gaps > 0 and seconds > 0:
+            self.tokens_per_second = gaps / seconds
+
+    def begin_part(self) -> None:
+        """The answer is continued: what is counted from here on comes on top."""
+        if self.tokens_per_second:
+            if self.first is not None and self.last is not None:
+                self.earlier_gaps += self.tokens - self.earlier_tokens - 1
+                self.earlier_seconds += self.last - self.first
+            elif not self.earlier_gaps:  # read from disk
+                self.earlier_gaps = self.tokens - 1
+                self.earlier_seconds = self.earlier_gaps / self.tokens_per_second
+        self.earlier_tokens = self.tokens
+        self.sent = self.first = self.last = None
 
 
 @dataclass(slots=True)
@@ -94,6 +120,10 @@ class Message:
     text: str = ""
     status: MessageStatus = MessageStatus.COMPLETE
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    parent: str | None = None
+    """Id of the message it follows; None: it is a first one."""
+    number: int = 0
+    """Rises within a conversation, in the order in which messages were written; above the parent's."""
     created: float = 0.0
     """Seconds since 1970."""
     request_id: int | None = None
@@ -101,23 +131,34 @@ class Message:
     error: str = ""
     """A sentence for the user: why there is no answer, or why it ends where it does."""
     finish_reason: str = ""
+    """Of a continued answer: how its last part ended."""
     timings: AnswerTimings = field(default_factory=AnswerTimings)
     params: SamplingParams | None = None
     """An answer: what it was sampled with."""
+    dropped: int = 0
+    """An answer: how many of the oldest messages the model was not told, because they did not fit."""
+    model: str = ""
+    """An answer: name of the model that wrote it."""
+    continued: int = 0
+    """An open answer: so many characters of it were there when it was continued, and the model is told them."""
     damage: str = ""
     """Why its row on disk could not be read; such a message is shown, kept, never written and never sent."""
 
-
-@dataclass(slots=True)
-class Turn:
-    number: int
-    """Rises within a conversation; gaps are where turns were deleted."""
-    user: Message
-    answer: Message | None = None
-
     @property
-    def messages(self) -> list[Message]:
-        return [self.user] if self.answer is None else [self.user, self.answer]
+    def can_continue(self) -> bool:
+        """Whether it is an answer that ended before the model had said all."""
+        if self.role is not Role.ASSISTANT or self.damage:
+            return False
+        cut = self.status is MessageStatus.COMPLETE and self.finish_reason == "length"
+        return cut or self.status in (MessageStatus.STOPPED, MessageStatus.INCOMPLETE, MessageStatus.ERROR)
+
+
+@dataclass(frozen=True, slots=True)
+class ScrollPlace:
+    """Where the transcript stands: a message, and how far its top is above the viewport's, in pixels."""
+
+    message_id: str
+    offset: int
 
 
 @dataclass(slots=True)
@@ -128,47 +169,104 @@ class Conversation:
     updated: float = 0.0
     system_prompt: str = ""
     params: SamplingParams = DEFAULT_CHAT_PARAMS
-    turns: list[Turn] | None = field(default_factory=list)
+    priority: int = 0
+    """Of its requests; the lower runs first."""
+    pinned: bool = False
+    folder: str = ""
+    """A name; empty: in none."""
+    draft: str = ""
+    """What is written and not sent."""
+    scroll: ScrollPlace | None = None
+    """None: at the end."""
+    policy: ContextPolicy = ContextPolicy.REFUSE
+    tree: MessageTree | None = field(default_factory=MessageTree)
     """None: still on disk."""
-    next_turn: int = 0
-    """Number of the next turn; never given twice while the window is open, so that a deleted turn can come back."""
+    choices: dict[str, str] = field(default_factory=dict)
+    """Of a tree that is still on disk: :attr:`MessageTree.choices`."""
     damage: str = ""
     """Why its row on disk could not be read; such a conversation can be looked at, not continued."""
+    last_begun: Message | None = field(default=None, compare=False, repr=False)
+    """The answer that was begun last: the only one that can be open."""
 
     @property
-    def open_answer(self) -> Message | None:
-        """The answer that is being written or waits for the model."""
-        if not self.turns or self.turns[-1].answer is None or not self.turns[-1].answer.status.is_open:
-            return None
-        return self.turns[-1].answer
+    def is_loaded(self) -> bool:
+        """False: its messages are still on disk."""
+        return self.tree is not None
+
+    @property
+    def path(self) -> list[Message]:
+        """What is shown, first to last."""
+        return [] if self.tree is None else self.tree.path
 
     @property
     def messages(self) -> list[Message]:
-        return [message for turn in self.turns or () for message in turn.messages]
+        """All branches, in the order in which they were written."""
+        return [] if self.tree is None else self.tree.messages
+
+    @property
+    def num_messages(self) -> int:
+        return 0 if self.tree is None else len(self.tree)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever written in it."""
+        return self.tree is not None and not len(self.tree) and not self.title and not self.damage
+
+    @property
+    def open_answer(self) -> Message | None:
+        """The answer that is being written or waits for the model, wherever in the tree."""
+        answer = self.last_begun
+        return answer if answer is not None and answer.status.is_open else None
 
     def find(self, message_id: str) -> Message | None:
-        return next((message for message in self.messages if message.id == message_id), None)
+        return None if self.tree is None else self.tree.get(message_id)
+
+    def versions(self, message_id: str) -> list[Message]:
+        """The message and its siblings, oldest first; empty where there is no such message."""
+        message = self.find(message_id)
+        return [] if message is None or self.tree is None else self.tree.children(message.parent)
 
     def context(self) -> list[ChatMessage]:
-        """What the model is told: the system prompt and every text of the transcript, without the open answer.
+        """What the model is told for the open answer or, where none is open, for what follows the path: the system
+        prompt and every text on the way.
 
-        A turn whose answer holds no text joins the user message after it, with an empty line between, so roles
-        alternate and no text that is on the screen is left out.
+        A question whose answer holds no text joins the one after it, with an empty line between, so roles alternate
+        and no text that is on the screen is left out. The text of an answer that is being continued comes last.
         """
+        if self.tree is None:
+            return []
         messages: list[ChatMessage] = []
-        for turn in self.turns or ():
-            if turn.user.damage:
+        open_answer = self.open_answer
+        line = self.path if open_answer is None else self.tree.ancestors(open_answer)
+        for question, answer in zip(line[::2], line[1::2], strict=True):
+            if question.damage or not question.text:
                 continue
-            text = turn.user.text
+            text = question.text
             if messages and messages[-1].role == Role.USER:
                 text = f"{messages.pop().content}\n\n{text}"
             messages.append(ChatMessage(Role.USER.value, text))
-            answer = turn.answer
-            if answer is not None and not answer.status.is_open and not answer.damage and answer.text:
-                messages.append(ChatMessage(Role.ASSISTANT.value, answer.text))
+            said = answer.text[: answer.continued] if answer is open_answer else answer.text
+            if said and not answer.damage:
+                messages.append(ChatMessage(Role.ASSISTANT.value, said))
         if self.system_prompt.strip():
             messages.insert(0, ChatMessage("system", self.system_prompt))
         return messages
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """What :meth:`Conversations.delete_message` took out, enough to put it back."""
+
+    messages: tuple[Message, ...]
+    """Parents before children."""
+    above: tuple[str, ...]
+    """Ids of the answers above it, the nearest first."""
+    moved: tuple[Message, ...]
+    """What followed it and took its place."""
+    below: str | None
+    """Id of the answer that those followed."""
+    choices: dict[str, str]
+    """Which branches were shown among what was taken out."""
 
 
 def title_of(text: str) -> str:
@@ -178,163 +276,3 @@ def title_of(text: str) -> str:
         return line
     cut = line.rfind(" ", TITLE_CHARACTERS // 2, TITLE_CHARACTERS)
     return line[: cut if cut > 0 else TITLE_CHARACTERS].rstrip() + "…"
-
-
-class Conversations:
-    """All conversations of a window, and which request writes which answer."""
-
-    def __init__(
-        self, clock: Callable[[], float] = time.perf_counter, wall_clock: Callable[[], float] = time.time
-    ) -> None:
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._conversations: dict[str, Conversation] = {}
-        self._by_request: dict[int, tuple[Conversation, Message]] = {}
-
-    def __iter__(self):
-        return iter(self._conversations.values())
-
-    def get(self, conversation_id: str) -> Conversation | None:
-        return self._conversations.get(conversation_id)
-
-    def add(self, conversation: Conversation) -> Conversation:
-        if not conversation.created:
-            conversation.created = conversation.updated = self._wall_clock()
-        self._conversations[conversation.id] = conversation
-        return conversation
-
-    def remove(self, conversation: Conversation) -> None:
-        """Takes it out; its answer must have been stopped."""
-        self._conversations.pop(conversation.id, None)
-
-    # What the user does ----------------------------------------------------------------------------------------------
-
-    def send(self, conversation: Conversation, text: str) -> Turn:
-        """A new turn with a queued answer. Raises :class:`ChatError`."""
-        self._check_free(conversation)
-        if not text.strip():
-            raise ChatError("The message is empty; write something first.")
-        assert conversation.turns is not None
-        user = Message(Role.USER, text.rstrip().lstrip("\r\n"), created=self._wall_clock())
-        turn = Turn(conversation.next_turn, user, self._new_answer(conversation))
-        conversation.next_turn += 1
-        conversation.turns.append(turn)
-        conversation.title = conversation.title or title_of(text)
-        conversation.updated = turn.user.created
-        return turn
-
-    def regenerate(self, conversation: Conversation) -> tuple[Turn, Message | None]:
-        """Replaces the last answer by a queued one: its turn, and what was replaced. Raises :class:`ChatError`."""
-        self._check_free(conversation)
-        if not conversation.turns:
-            raise ChatError("There is nothing to answer yet; send a message first.")
-        turn = conversation.turns[-1]
-        if any(message.damage for message in turn.messages):
-            raise ChatError(
-                "Part of the last exchange could not be read and is kept as it is; send a new message instead."
-            )
-        replaced = turn.answer
-        turn.answer = self._new_answer(conversation)
-        conversation.updated = turn.answer.created
-        return turn, replaced
-
-    def stop(self, conversation: Conversation) -> tuple[Message, int | None] | None:
-        """Ends the open answer where it stands: the answer, and the request to abort if it had one already."""
-        answer = conversation.open_answer
-        if answer is None:
-            return None
-        request_id = answer.request_id
-        self._close(answer, MessageStatus.STOPPED)
-        answer.finish_reason = FinishReason.ABORT.value
-        return answer, request_id
-
-    def delete_turn(self, conversation: Conversation, message_id: str) -> Turn:
-        """Takes the turn of that message out of the conversation. Raises :class:`ChatError`."""
-        turn = self._turn_of(conversation, message_id)
-        if turn.answer is not None and turn.answer.status.is_open:
-            raise ChatError("This answer is still being written; stop it first.")
-        conversation.turns.remove(turn)
-        return turn
-
-    def restore_turn(self, conversation: Conversation, turn: Turn) -> None:
-        """Puts a deleted turn back in its place."""
-        assert conversation.turns is not None
-        conversation.turns.append(turn)
-        conversation.turns.sort(key=lambda each: each.number)
-
-    # What the engine does --------------------------------------------------------------------------------------------
-
-    def queued(self) -> list[tuple[Conversation, Message]]:
-        """Answers that wait for a model, the longest waiting first."""
-        waiting = [
-            (conversation, conversation.open_answer)
-            for conversation in self
-            if conversation.open_answer is not None and conversation.open_answer.status is MessageStatus.QUEUED
-        ]
-        return sorted(waiting, key=lambda pair: pair[1].created)
-
-    def handed_over(self, conversation: Conversation, answer: Message, request_id: int, sent: float) -> None:
-        """The engine has the request for this queued answer since ``sent``, on the shared clock."""
-        answer.request_id = request_id
-        answer.status = MessageStatus.STREAMING
-        answer.timings.sent = sent
-        self._by_request[request_id] = (conversation, answer)
-
-    def apply(self, output: Output) -> tuple[Conversation, Message] | None:
-        """Takes new tokens; None where they belong to no open answer (another client's, or of a stopped request)."""
-        found = self._by_request.get(output.request_id)
-        if found is None:
-            return None
-        _, answer = found
-        answer.text += output.text
-        answer.timings.count(len(output.token_ids), output.time)
-        if output.finish_reason is not None:
-            answer.timings.prompt_tokens = output.prompt_tokens
-            answer.timings.cached_tokens = output.cached_tokens
-            answer.timings.preemptions = output.preemptions
-            answer.finish_reason = output.finish_reason
-            answer.error = output.error
-            self._close(answer, _STATUS_OF_FINISH.get(output.finish_reason, MessageStatus.COMPLETE))
-        return found
-
-    def engine_gone(self, sentence: str, *, queued: bool) -> list[tuple[Conversation, Message]]:
-        """Marks every answer under way, with ``queued`` those too that wait for a model; their text stays."""
-        lost = list(self._by_request.values())
-        if queued:
-            lost += [(conversation, answer) for conversation, answer in self.queued()]
-        for _, answer in lost:
-            answer.error = sentence
-            self._close(answer, MessageStatus.INCOMPLETE)
-        return lost
-
-    # -----------------------------------------------------------------------------------------------------------------
-
-    def _check_free(self, conversation: Conversation) -> None:
-        if conversation.damage:
-            raise ChatError("This chat could not be read whole, so it cannot be continued; start a new one.")
-        if conversation.open_answer is not None:
-            raise ChatError("This chat is still answering; stop it first.")
-
-    def _new_answer(self, conversation: Conversation) -> Message:
-        return Message(
-            Role.ASSISTANT, status=MessageStatus.QUEUED, created=self._wall_clock(), params=conversation.params
-        )
-
-    def _close(self, answer: Message, status: MessageStatus) -> None:
-        answer.status = status
-        if answer.request_id is not None:
-            self._by_request.pop(answer.request_id, None)
-
-    def _turn_of(self, conversation: Conversation, message_id: str) -> Turn:
-        for turn in conversation.turns or ():
-            if any(message.id == message_id for message in turn.messages):
-                return turn
-        raise ChatError("This message is no longer part of the chat.")
-
-
-_STATUS_OF_FINISH = {
-    FinishReason.STOP.value: MessageStatus.COMPLETE,
-    FinishReason.LENGTH.value: MessageStatus.COMPLETE,
-    FinishReason.ABORT.value: MessageStatus.STOPPED,
-    FinishReason.ERROR.value: MessageStatus.ERROR,
-}

@@ -7,13 +7,57 @@ Texts are read as bytes and decoded one by one, so that bytes that are no UTF-8 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
-from app.chat.conversation import AnswerTimings, Conversation, Message, MessageStatus, Role
+from app.chat.conversation import (
+    AnswerTimings,
+    ContextPolicy,
+    Conversation,
+    Message,
+    MessageStatus,
+    Role,
+    ScrollPlace,
+)
+from app.chat.preset import Preset, PresetKind
+from app.translation import tr
 from engine.request import SamplingParams
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
+TURNS_TO_TREE = (
+    "UPDATE messages SET number = 2 * number + (role <> 'user') WHERE typeof(number) = 'integer'",
+    """UPDATE messages SET parent = (
+        SELECT id FROM messages AS before
+        WHERE before.conversation_id = messages.conversation_id AND before.number < messages.number
+        ORDER BY before.number DESC LIMIT 1
+    )""",
+)
+
+
+def _turns_to_tree(connection: sqlite3.Connection) -> None:
+    """Every message follows the one before it. Rows on damaged pages stay as they are: they cannot be read anyway."""
+    for statement in TURNS_TO_TREE:
+        try:
+            connection.execute(statement)
+        except sqlite3.DatabaseError as error:
+            if error.sqlite_errorname != "SQLITE_CORRUPT":
+                raise
+            _row_by_row(connection, statement)
+
+
+def _row_by_row(connection: sqlite3.Connection, statement: str) -> None:
+    last = connection.execute("SELECT max(rowid) FROM messages").fetchone()[0] or 0
+    single = f"{statement} {'AND' if 'typeof' in statement else 'WHERE'} messages.rowid = ?"
+    for rowid in range(1, last + 1):
+        try:
+            connection.execute(single, (rowid,))
+        except sqlite3.DatabaseError as error:
+            if error.sqlite_errorname != "SQLITE_CORRUPT":
+                raise
+
+
+MIGRATIONS: tuple[tuple[str | Callable[[sqlite3.Connection], None], ...], ...] = (
     (
         """CREATE TABLE conversations (
             id TEXT PRIMARY KEY,
@@ -45,20 +89,69 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX messages_of_conversation ON messages (conversation_id, turn)",
         "CREATE INDEX messages_by_status ON messages (status)",
     ),
+    (
+        "ALTER TABLE conversations ADD COLUMN priority INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE conversations ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE conversations ADD COLUMN folder TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE conversations ADD COLUMN draft TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE conversations ADD COLUMN scroll TEXT",
+        "ALTER TABLE conversations ADD COLUMN policy TEXT NOT NULL DEFAULT 'refuse'",
+        "ALTER TABLE conversations ADD COLUMN choices TEXT NOT NULL DEFAULT '{}'",
+        "ALTER TABLE messages RENAME COLUMN turn TO number",
+        "ALTER TABLE messages ADD COLUMN parent TEXT",
+        "ALTER TABLE messages ADD COLUMN dropped INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE messages ADD COLUMN model TEXT NOT NULL DEFAULT ''",
+        _turns_to_tree,
+        """CREATE TABLE presets (
+            kind TEXT NOT NULL,
+            name TEXT NOT NULL,
+            text TEXT NOT NULL,
+            params TEXT,
+            PRIMARY KEY (kind, name)
+        )""",
+    ),
 )
 SCHEMA_VERSION = len(MIGRATIONS)
 
-SAVE_CONVERSATION = """
-INSERT INTO conversations (id, title, created, updated, system_prompt, params) VALUES (?, ?, ?, ?, ?, ?)
-ON CONFLICT (id) DO UPDATE SET title = excluded.title, updated = excluded.updated,
-    system_prompt = excluded.system_prompt, params = excluded.params"""
-SAVE_MESSAGE = """
-INSERT INTO messages (id, conversation_id, turn, role, text, status, created, error, finish_reason, ttft, tokens,
-    tokens_per_second, prompt_tokens, cached_tokens, preemptions, params) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)
-ON CONFLICT (id) DO UPDATE SET text = excluded.text, status = excluded.status, error = excluded.error,
-    finish_reason = excluded.finish_reason, ttft = excluded.ttft, tokens = excluded.tokens,
-    tokens_per_second = excluded.tokens_per_second, prompt_tokens = excluded.prompt_tokens,
-    cached_tokens = excluded.cached_tokens, preemptions = excluded.preemptions"""
+
+def bring_forward(connection: sqlite3.Connection) -> None:
+    """Takes a file through the migrations it has not seen, each wholly or not at all. Raises sqlite3.Error."""
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    for number in range(version, SCHEMA_VERSION):
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for step in MIGRATIONS[number]:
+                if callable(step):
+                    step(connection)
+                else:
+                    connection.execute(step)
+            connection.execute(f"PRAGMA user_version = {number + 1}")
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+
+_CONVERSATION_COLUMNS = (
+    "id", "title", "created", "updated", "system_prompt", "params", "priority", "pinned", "folder", "draft", "scroll",
+    "policy", "choices",
+)  # fmt: skip
+_MESSAGE_COLUMNS = (
+    "id", "conversation_id", "parent", "number", "role", "text", "status", "created", "error", "finish_reason", "ttft",
+    "tokens", "tokens_per_second", "prompt_tokens", "cached_tokens", "preemptions", "params", "dropped", "model",
+)  # fmt: skip
+
+
+def _upsert(table: str, columns: tuple[str, ...], fixed: tuple[str, ...]) -> str:
+    changes = ", ".join(f"{name} = excluded.{name}" for name in columns if name not in fixed)
+    marks = ", ".join("?" * len(columns))
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks}) ON CONFLICT (id) DO UPDATE SET {changes}"
+
+
+SAVE_CONVERSATION = _upsert("conversations", _CONVERSATION_COLUMNS, ("id", "created"))
+SAVE_MESSAGE = _upsert("messages", _MESSAGE_COLUMNS, ("id", "conversation_id", "role", "created"))
+SAVE_PRESET = "INSERT OR REPLACE INTO presets (kind, name, text, params) VALUES (?, ?, ?, ?)"
 
 
 class DamagedRow(ValueError):
@@ -66,6 +159,9 @@ class DamagedRow(ValueError):
 
 
 def conversation_values(conversation: Conversation) -> tuple:
+    """In the order of ``SAVE_CONVERSATION``."""
+    scroll = conversation.scroll
+    choices = conversation.choices if conversation.tree is None else conversation.tree.choices
     return (
         conversation.id,
         conversation.title,
@@ -73,15 +169,24 @@ def conversation_values(conversation: Conversation) -> tuple:
         conversation.updated,
         conversation.system_prompt,
         _encode(conversation.params),
+        conversation.priority,
+        int(conversation.pinned),
+        conversation.folder,
+        conversation.draft,
+        None if scroll is None else _encode((scroll.message_id, scroll.offset)),
+        conversation.policy.value,
+        _encode(choices),
     )
 
 
-def message_values(conversation_id: str, turn: int, message: Message) -> tuple:
+def message_values(conversation_id: str, message: Message) -> tuple:
+    """In the order of ``SAVE_MESSAGE``."""
     timings = message.timings
     return (
         message.id,
         conversation_id,
-        turn,
+        message.parent,
+        message.number,
         message.role.value,
         message.text,
         message.status.value,
@@ -95,19 +200,45 @@ def message_values(conversation_id: str, turn: int, message: Message) -> tuple:
         timings.cached_tokens,
         timings.preemptions,
         None if message.params is None else _encode(message.params),
+        message.dropped,
+        message.model,
     )
 
 
+def preset_values(preset: Preset) -> tuple:
+    """In the order of ``SAVE_PRESET``."""
+    return preset.kind, preset.name, preset.text, None if preset.params is None else _encode(preset.params)
+
+
+def read_preset(row: sqlite3.Row) -> Preset:
+    """The user's preset of a row. Raises :class:`DamagedRow`."""
+    kind: PresetKind = "sampling" if _text(row, "kind") == "sampling" else "system"
+    params = None if row["params"] is None else _decode(row, "params", SamplingParams)
+    return Preset(_text(row, "name"), kind, _text(row, "text"), params)
+
+
 def read_conversation(row: sqlite3.Row) -> Conversation:
-    """The conversation of a row, its turns still on disk. Raises :class:`DamagedRow`."""
+    """The conversation of a row, its messages still on disk. Raises :class:`DamagedRow`."""
+    try:
+        policy = ContextPolicy(_text(row, "policy"))
+    except ValueError as error:
+        raise DamagedRow(f"policy: {error}") from None
+    place = None if row["scroll"] is None else _decode(row, "scroll", tuple[str, int])
     return Conversation(
         id=_text(row, "id"),
         title=_text(row, "title"),
         created=_number(row, "created"),
         updated=_number(row, "updated"),
         system_prompt=_text(row, "system_prompt"),
-        params=_params(row),
-        turns=None,
+        params=_decode(row, "params", SamplingParams),
+        priority=int(_number(row, "priority")),
+        pinned=bool(_number(row, "pinned")),
+        folder=_text(row, "folder"),
+        draft=_text(row, "draft"),
+        scroll=None if place is None else ScrollPlace(*place),
+        policy=policy,
+        tree=None,
+        choices=_decode(row, "choices", dict[str, str]),
     )
 
 
@@ -130,11 +261,61 @@ def read_message(row: sqlite3.Row) -> Message:
         text=_text(row, "text"),
         status=status,
         id=_text(row, "id"),
+        parent=None if row["parent"] is None else _text(row, "parent"),
+        number=int(_number(row, "number")),
         created=_number(row, "created"),
         error=_text(row, "error"),
         finish_reason=_text(row, "finish_reason"),
         timings=timings,
-        params=None if row["params"] is None else _params(row),
+        params=None if row["params"] is None else _decode(row, "params", SamplingParams),
+        dropped=int(_number(row, "dropped")),
+        model=_text(row, "model"),
+    )
+
+
+def read_messages(rows: list[sqlite3.Row]) -> list[Message]:
+    """The messages of rows; of one that is damaged what can be made out, with its ``damage``."""
+    messages: list[Message] = []
+    unclear: list[Message] = []
+    for row in rows:
+        try:
+            messages.append(read_message(row))
+        except DamagedRow as error:
+            message, role_known = _damaged_message(row, str(error))
+            messages.append(message)
+            if not role_known:
+                unclear.append(message)
+    last = max((message.number for message in messages), default=0)
+    roles = {message.id: message.role for message in messages if message not in unclear}
+    for message in messages:
+        if message.number < 0:
+            message.number = last + 1
+    for message in unclear:
+        message.role = roles.get(message.parent or "", Role.ASSISTANT).other
+    return messages
+
+
+def _damaged_message(row: sqlite3.Row, reason: str) -> tuple[Message, bool]:
+    try:
+        role, known = Role(loose_text(row["role"])), True
+    except ValueError:
+        role, known = Role.USER, False
+    message = Message(
+        role,
+        id=loose_text(row["id"]),
+        parent=None if row["parent"] is None else loose_text(row["parent"]),
+        number=row["number"] if isinstance(row["number"], int) else -1,
+        damage=reason,
+    )
+    return message, known
+
+
+def damaged_conversation(row: sqlite3.Row, reason: str) -> Conversation:
+    """What can be made out of a row that :func:`read_conversation` refuses."""
+    title = loose_text(row["title"]).strip() or tr("Damaged chat")
+    updated = row["updated"] if isinstance(row["updated"], int | float) else 0.0
+    return Conversation(
+        id=loose_text(row["id"]), title=title, created=updated, updated=updated, tree=None, damage=reason
     )
 
 
@@ -160,12 +341,12 @@ def _number(row: sqlite3.Row, column: str) -> float:
     return value
 
 
-def _encode(params: SamplingParams) -> str:
-    return msgspec.json.encode(params).decode()
+def _encode(value: object) -> str:
+    return msgspec.json.encode(value).decode()
 
 
-def _params(row: sqlite3.Row) -> SamplingParams:
+def _decode(row: sqlite3.Row, column: str, kind: Any) -> Any:
     try:
-        return msgspec.json.decode(_text(row, "params"), type=SamplingParams)
+        return msgspec.json.decode(_text(row, column), type=kind)
     except msgspec.MsgspecError as error:
-        raise DamagedRow(f"params: {error}") from None
+        raise DamagedRow(f"{column}: {error}") from None

@@ -5,36 +5,47 @@
     views ──▶ ChatSession ──▶ Conversations (what is true)
                  │  ▲                            ┌─ at once where the user did something or an answer ends
                  │  └── bridge: outputs, death   │
-                 └──▶ ChatStore, ────────────────┴─ every FLUSH_MS while answers stream
+                 └──▶ Saver ──▶ ChatStore, ──────┴─ every FLUSH_MS while answers stream
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, Signal
 
-from app.chat.conversation import ChatError, Conversation, Conversations, Message, Turn
-from app.chat.store import ChatStore, SavedMessage, StoreError
+from app.chat import backup
+from app.chat.conversation import (
+    ChatError,
+    ContextPolicy,
+    Conversation,
+    Deleted,
+    Message,
+    Role,
+    ScrollPlace,
+)
+from app.chat.conversations import Conversations
+from app.chat.exchange import with_free_ids
+from app.chat.preset import BUILT_IN, Preset, PresetKind
+from app.chat.saving import Saver
+from app.chat.search import Found, find
+from app.chat.store import ChatStore, StoreError
 from app.engine_bridge import EngineBridge
+from app.translation import tr
 from engine.client import EngineDied
-from engine.messages import LoadFailed, Output
+from engine.messages import ContextCut, LoadFailed, Output
 from engine.request import SamplingParams
-
-FLUSH_MS = 300
-"""How long streamed text may be in memory only."""
-RETRY_MS = 2_000
-"""When a save that failed is tried again."""
-
-_ENDED = "The engine was stopped before this answer was complete."
 
 
 class ChatSession(QObject):
     listed = Signal()
-    """Conversations came, went, were renamed, or began or ended an answer."""
-    turns_changed = Signal(str)
-    """Id of a conversation whose turns are others now."""
+    """Conversations came, went, were renamed or moved, or began or ended an answer."""
+    reloaded = Signal()
+    """All conversations are others: what was shown is no longer among them."""
+    path_changed = Signal(str)
+    """Id of a conversation that shows other messages, or has other versions of them."""
     message_changed = Signal(str, str)
     """Ids of a conversation and of a message of it that has new text or a new state."""
     save_problem = Signal(str)
@@ -43,65 +54,56 @@ class ChatSession(QObject):
     def __init__(self, bridge: EngineBridge, store_path: Path, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._bridge = bridge
-        self.store = ChatStore.open(store_path)
         self.conversations = Conversations()
-        self._unsaved_conversations: dict[str, Conversation] = {}
-        self._unsaved_messages: dict[str, SavedMessage] = {}
-        self._doomed_messages: set[str] = set()
-        self._problem = ""
-        self._closed = False
-        self._flush_timer = QTimer(self)
-        self._flush_timer.setSingleShot(True)
-        self._flush_timer.timeout.connect(self.flush)
-        try:
-            for conversation in self.store.conversations():
-                self.conversations.add(conversation)
-        except StoreError as error:
-            self._problem = str(error)
+        self._saver = Saver(ChatStore.open(store_path), self)
+        self._saver.problem_changed.connect(lambda: self.save_problem.emit(self.problem))
+        self._read_all()
         bridge.outputs.connect(self._take_outputs)
+        bridge.context_cut.connect(self._context_cut)
         bridge.ready.connect(self._engine_ready)
         bridge.died.connect(self._engine_died)
         bridge.load_failed.connect(self._load_failed)
         bridge.state_changed.connect(self._state_changed)
 
+    @property
+    def store(self) -> ChatStore:
+        return self._saver.store
+
+    @property
+    def problem(self) -> str:
+        """Why chats are not saved, or something else about the file that the user should know."""
+        return self._saver.problem or self.store.notice
+
     def close(self) -> None:
         """Saves what there is and lets go of the file. Open answers are on disk as far as they came."""
-        if self._closed:
-            return
-        self._closed = True
-        self._flush_timer.stop()
-        self._write()
-        self.store.close()
+        self._saver.close()
 
-    # What the user does ----------------------------------------------------------------------------------------------
-
-    def new_conversation(self) -> Conversation:
-        """An empty conversation; it reaches the disk with its first message."""
-        conversation = self.conversations.add(Conversation())
-        self.listed.emit()
-        return conversation
-
-    def open(self, conversation: Conversation) -> None:
-        """Reads its turns, where they are still on disk."""
-        try:
-            self.store.load_turns(conversation)
-        except StoreError as error:
-            conversation.turns, conversation.damage = [], str(error)
+    # Messages: where it cannot be done, ChatError says why and nothing has changed -----------------------------------
 
     def send(self, conversation: Conversation, text: str) -> None:
-        """Raises :class:`ChatError` where it cannot be sent; nothing has changed then."""
         self._check_engine()
-        turn = self.conversations.send(conversation, text)
-        self._begin(conversation, turn, turn.messages)
+        self._begin(conversation, *self.conversations.send(conversation, text))
 
-    def regenerate(self, conversation: Conversation) -> None:
-        """Raises :class:`ChatError` where there is nothing to answer or no engine."""
+    def regenerate(self, conversation: Conversation, message_id: str | None = None) -> None:
+        """Another version of an answer, by default the last; the path ends there."""
         self._check_engine()
-        turn, replaced = self.conversations.regenerate(conversation)
-        if replaced is not None:
-            self._forget([replaced])
-        assert turn.answer is not None
-        self._begin(conversation, turn, [turn.answer])
+        self._begin(conversation, self.conversations.regenerate(conversation, message_id))
+
+    def resend(self, conversation: Conversation, message_id: str, text: str) -> None:
+        """The user's message, edited, as another version with an answer of its own; unchanged it is regenerated."""
+        self._check_engine()
+        message = conversation.find(message_id)
+        if message is not None and message.role is Role.USER and message.text == text.strip("\r\n").rstrip():
+            self._begin(conversation, self.conversations.regenerate(conversation, message_id))
+        else:
+            self._begin(conversation, *self.conversations.resend(conversation, message_id, text))
+
+    def continue_answer(self, conversation: Conversation) -> None:
+        """The last answer grows on where it was stopped or cut."""
+        self._check_engine()
+        answer = self.conversations.continue_answer(conversation)
+        self._begin(conversation, answer)
+        self.message_changed.emit(conversation.id, answer.id)
 
     def stop(self, conversation: Conversation) -> None:
         stopped = self.conversations.stop(conversation)
@@ -112,86 +114,189 @@ class ChatSession(QObject):
             self._bridge.abort(request_id)
         self._ended([(conversation, answer)])
 
+    def show_version(self, conversation: Conversation, message_id: str) -> None:
+        """Shows the branch of this message, below it as it was last seen."""
+        self.conversations.show_version(conversation, message_id)
+        self._saver.save_conversation(conversation)
+        self.path_changed.emit(conversation.id)
+
+    def delete_message(self, conversation: Conversation, message_id: str) -> Deleted:
+        """See :meth:`Conversations.delete_message`; :meth:`undelete` takes what it returns."""
+        deleted = self.conversations.delete_message(conversation, message_id)
+        self._saver.forget_messages(deleted.messages)
+        self._save_now(conversation, *deleted.moved)
+        self.path_changed.emit(conversation.id)
+        return deleted
+
+    def undelete(self, conversation: Conversation, deleted: Deleted) -> None:
+        self.conversations.undelete(conversation, deleted)
+        self._save_now(conversation, *deleted.messages, *deleted.moved)
+        self.path_changed.emit(conversation.id)
+
+    # Conversations ---------------------------------------------------------------------------------------------------
+
+    def new_conversation(self) -> Conversation:
+        """An empty conversation; it reaches the disk when something is written in it."""
+        conversation = self.conversations.add(Conversation())
+        self.listed.emit()
+        return conversation
+
+    def open(self, conversation: Conversation) -> None:
+        """Reads its messages, where they are still on disk."""
+        try:
+            self.store.load_messages(conversation)
+        except StoreError as error:
+            conversation.tree, conversation.damage = Conversation().tree, str(error)
+
     def rename(self, conversation: Conversation, title: str) -> None:
         title = " ".join(title.split())
         if title and title != conversation.title and not conversation.damage:
             conversation.title = title
-            self._save_conversation(conversation)
-            self.listed.emit()
+            self._relisted(conversation)
+
+    def set_pinned(self, conversation: Conversation, pinned: bool) -> None:
+        if pinned != conversation.pinned:
+            conversation.pinned = pinned
+            self._relisted(conversation)
+
+    def set_folder(self, conversation: Conversation, folder: str) -> None:
+        """Puts it into the folder of that name; empty: into none."""
+        folder = " ".join(folder.split())
+        if folder != conversation.folder:
+            conversation.folder = folder
+            self._relisted(conversation)
+
+    def rename_folder(self, old: str, new: str) -> None:
+        """Another name for a folder; that of another folder joins the two, an empty one dissolves it."""
+        new = " ".join(new.split())
+        moved = [each for each in self.conversations if old and each.folder == old != new]
+        for conversation in moved:
+            conversation.folder = new
+        self._relisted(*moved)
+
+    def folders(self) -> list[str]:
+        """The names of the folders that hold something, in alphabetical order."""
+        return sorted({each.folder for each in self.conversations if each.folder}, key=str.casefold)
+
+    def set_priority(self, conversation: Conversation, priority: int) -> None:
+        """Of its requests from now on, and of the one that runs; the lower runs first."""
+        if priority == conversation.priority:
+            return
+        conversation.priority = priority
+        answer = conversation.open_answer
+        if answer is not None and answer.request_id is not None:
+            self._bridge.set_priority(answer.request_id, priority)
+        self._relisted(conversation)
+
+    def set_policy(self, conversation: Conversation, policy: ContextPolicy) -> None:
+        conversation.policy = policy
+        self._saver.save_conversation(conversation)
 
     def set_options(self, conversation: Conversation, system_prompt: str, params: SamplingParams) -> None:
         conversation.system_prompt, conversation.params = system_prompt, params
-        self._save_conversation(conversation)
+        self._saver.save_conversation(conversation)
 
-    def delete_turn(self, conversation: Conversation, message_id: str) -> Turn:
-        """Raises :class:`ChatError` while it is being answered."""
-        turn = self.conversations.delete_turn(conversation, message_id)
-        self._forget(turn.messages)
-        self.flush()
-        self.turns_changed.emit(conversation.id)
-        return turn
+    def set_draft(self, conversation: Conversation, draft: str) -> None:
+        if draft != conversation.draft:
+            conversation.draft = draft
+            self._saver.save_conversation(conversation)
 
-    def restore_turn(self, conversation: Conversation, turn: Turn) -> None:
-        self.conversations.restore_turn(conversation, turn)
-        for message in turn.messages:
-            self._doomed_messages.discard(message.id)
-            self._note(conversation, turn, message)
-        self.flush()
-        self.turns_changed.emit(conversation.id)
+    def set_scroll(self, conversation: Conversation, scroll: ScrollPlace | None) -> None:
+        if scroll != conversation.scroll:
+            conversation.scroll = scroll
+            self._saver.save_conversation(conversation)
 
     def delete(self, conversation: Conversation) -> None:
         """Out of the list; :meth:`restore` brings it back until :meth:`purge`."""
         self.stop(conversation)
         self.flush()
         self.conversations.remove(conversation)
-        self._try(lambda: self.store.set_deleted(conversation.id, True))
+        self._saver.attempt(lambda: self.store.set_deleted(conversation.id, True))
         self.listed.emit()
 
     def restore(self, conversation: Conversation) -> None:
         self.conversations.add(conversation)
-        self._try(lambda: self.store.set_deleted(conversation.id, False))
+        self._saver.attempt(lambda: self.store.set_deleted(conversation.id, False))
         self.listed.emit()
 
     def purge(self, conversation: Conversation) -> None:
         """Takes a deleted conversation off the disk for good."""
-        self._unsaved_conversations.pop(conversation.id, None)
-        for saved in list(self._unsaved_messages.values()):
-            if saved.conversation is conversation:
-                del self._unsaved_messages[saved.message.id]
-        self._try(lambda: self.store.purge(conversation.id))
+        self._saver.drop(conversation)
+        self._saver.attempt(lambda: self.store.purge(conversation.id))
 
-    def search(self, needle: str) -> list[Conversation]:
-        """Conversations with ``needle`` in title or text, the last used first; all of them for an empty one."""
-        ordered = sorted(self.conversations, key=lambda each: each.updated, reverse=True)
-        if not needle.strip():
-            return ordered
+    def search(self, needle: str) -> list[Found]:
+        """One for each conversation with ``needle`` in title or text, the last used first; for an empty needle all."""
         self.flush()
         try:
-            found = self.store.search(needle.strip())
+            return find(needle, self.conversations, self.store)
         except StoreError as error:
-            self._tell(str(error))
-            return ordered
-        return [each for each in ordered if each.id in found]
+            self._saver.say(str(error))
+            return []
 
-    @property
-    def problem(self) -> str:
-        """Why chats are not saved, or something else about the file that the user should know."""
-        return self._problem or self.store.notice
+    # Presets ---------------------------------------------------------------------------------------------------------
+
+    def presets(self, kind: PresetKind) -> list[Preset]:
+        """The built-in ones, then the user's own by name."""
+        try:
+            own = self.store.presets(kind)
+        except StoreError:
+            own = []
+        return [each for each in BUILT_IN if each.kind == kind] + own
+
+    def save_preset(self, preset: Preset) -> None:
+        """Keeps a preset of the user's, in place of one of the same name. Raises :class:`ChatError`."""
+        name = " ".join(preset.name.split())
+        if not name:
+            raise ChatError(tr("The preset needs a name."))
+        if any(name.casefold() in (each.name.casefold(), tr(each.name).casefold()) for each in BUILT_IN):
+            raise ChatError(tr("“{name}” comes with the program; choose another name.", name=name))
+        self._store_now(lambda: self.store.save_preset(replace(preset, name=name, built_in=False)))
+
+    def delete_preset(self, preset: Preset) -> None:
+        if preset.built_in:
+            raise ChatError(tr("“{name}” comes with the program and stays.", name=tr(preset.name)))
+        self._store_now(lambda: self.store.delete_preset(preset))
+
+    # The whole file --------------------------------------------------------------------------------------------------
+
+    def add_imported(self, imported: list[Conversation]) -> None:
+        """Adds conversations of another file; where ids are in use here already they get others."""
+        for conversation in with_free_ids(imported, self.store):
+            self.conversations.add(conversation)
+            self._saver.save_conversation(conversation)
+            self._saver.save_messages(conversation, conversation.messages)
+        self.flush()
+        self.listed.emit()
+
+    def backup(self, path: Path) -> None:
+        """Writes all chats and presets to a file of its own. Raises :class:`ChatError`."""
+        self.flush()
+        self._store_now(lambda: backup.write(self.store, path))
+
+    def restore_backup(self, path: Path) -> backup.BackupSummary:
+        """Puts a backup in the place of the chats; those are kept in a file beside. Raises :class:`ChatError`."""
+        self._stop_all()
+        if not self.flush():
+            raise ChatError(self.problem)
+        return self._replace_store(lambda: backup.restore(self.store, path))
+
+    def wipe(self) -> None:
+        """Every chat off the disk for good, its text overwritten; presets stay. Raises :class:`ChatError`."""
+        self._stop_all()
+        self._saver.drop_all()
+        self._replace_store(lambda: backup.wipe(self.store))
 
     # What the engine does --------------------------------------------------------------------------------------------
 
     def _check_engine(self) -> None:
         if self._bridge.state not in ("ready", "starting", "loading"):
-            raise ChatError("No model is running; start the engine, then send again.")
+            raise ChatError(tr("No model is running; start the engine, then send again."))
 
-    def _begin(self, conversation: Conversation, turn: Turn, messages: list[Message]) -> None:
-        self._save_conversation(conversation)
-        for message in messages:
-            self._note(conversation, turn, message)
+    def _begin(self, conversation: Conversation, *messages: Message) -> None:
         if self._bridge.state == "ready":
             self._hand_over(conversation)
-        self.flush()
-        self.turns_changed.emit(conversation.id)
+        self._save_now(conversation, *messages)
+        self.path_changed.emit(conversation.id)
         self.listed.emit()
 
     def _hand_over(self, conversation: Conversation) -> None:
@@ -200,9 +305,16 @@ class ChatSession(QObject):
         assert answer.params is not None
         sent = time.perf_counter()
         request_id = self._bridge.add_request(
-            messages=conversation.context(), params=answer.params, user="chat", arrival_time=sent
+            messages=conversation.context(),
+            continues=answer.continued > 0,
+            drop_oldest=conversation.policy is ContextPolicy.DROP_OLDEST,
+            params=answer.params,
+            priority=conversation.priority,
+            user="chat",
+            arrival_time=sent,
         )
-        self.conversations.handed_over(conversation, answer, request_id, sent)
+        info = self._bridge.info
+        self.conversations.handed_over(conversation, answer, request_id, sent, "" if info is None else info.name)
 
     def _engine_ready(self, _info: object) -> None:
         for conversation, answer in self.conversations.queued():
@@ -222,20 +334,27 @@ class ChatSession(QObject):
             if not answer.status.is_open:
                 ended.append(found)
         for conversation, answer in touched.values():
-            self._note(conversation, _turn_of(conversation, answer), answer)
+            self._saver.save_messages(conversation, [answer])
             self.message_changed.emit(conversation.id, answer.id)
         if ended:
             self._ended(ended)
 
+    def _context_cut(self, cut: ContextCut) -> None:
+        found = self.conversations.cut(cut)
+        if found is not None:
+            conversation, answer = found
+            self._saver.save_messages(conversation, [answer])
+            self.message_changed.emit(conversation.id, answer.id)
+
     def _engine_died(self, death: EngineDied) -> None:
-        self._lose(f"This answer is incomplete. {death.reason}", queued=True)
+        self._lose(tr("This answer is incomplete. {reason}", reason=death.reason), queued=True)
 
     def _load_failed(self, failure: LoadFailed) -> None:
         self._lose(failure.message, queued=True)
 
     def _state_changed(self, state: str) -> None:
         if state in ("stopped", "starting"):
-            self._lose(_ENDED, queued=False)
+            self._lose(tr("The engine was stopped before this answer was complete."), queued=False)
 
     def _lose(self, sentence: str, *, queued: bool) -> None:
         lost = self.conversations.engine_gone(sentence, queued=queued)
@@ -244,68 +363,55 @@ class ChatSession(QObject):
 
     def _ended(self, ended: list[tuple[Conversation, Message]]) -> None:
         for conversation, answer in ended:
-            self._note(conversation, _turn_of(conversation, answer), answer)
+            self._saver.save_messages(conversation, [answer])
         self.flush()
         for conversation, answer in ended:
             self.message_changed.emit(conversation.id, answer.id)
         self.listed.emit()
 
+    def _stop_all(self) -> None:
+        for conversation in list(self.conversations):
+            self.stop(conversation)
+
     # Saving ----------------------------------------------------------------------------------------------------------
 
-    def _note(self, conversation: Conversation, turn: Turn, message: Message) -> None:
-        self._unsaved_messages[message.id] = SavedMessage(conversation, turn.number, message)
-        self._schedule()
+    def flush(self) -> bool:
+        """Writes what is not on disk yet; on trouble says so and tries again later. Whether all is on disk."""
+        return self._saver.flush()
 
-    def _save_conversation(self, conversation: Conversation) -> None:
-        if conversation.turns or conversation.turns is None:
-            self._unsaved_conversations[conversation.id] = conversation
-            self._schedule()
+    def _save_now(self, conversation: Conversation, *messages: Message) -> None:
+        self._saver.save_conversation(conversation)
+        self._saver.save_messages(conversation, messages)
+        self.flush()
 
-    def _forget(self, messages: list[Message]) -> None:
-        for message in messages:
-            self._unsaved_messages.pop(message.id, None)
-            self._doomed_messages.add(message.id)
-        self._schedule()
+    def _relisted(self, *conversations: Conversation) -> None:
+        for conversation in conversations:
+            self._saver.save_conversation(conversation)
+        if conversations:
+            self.listed.emit()
 
-    def _schedule(self) -> None:
-        if not self._closed and not self._flush_timer.isActive():
-            self._flush_timer.start(FLUSH_MS)
+    def _read_all(self) -> None:
+        self.conversations = Conversations()
 
-    def flush(self) -> None:
-        """Writes what is not on disk yet; on trouble says so and tries again later."""
-        if self._closed:
-            return  # answers that end after this are marked when the file is opened the next time
-        self._flush_timer.stop()
-        if not self._write():
-            self._flush_timer.start(RETRY_MS)
+        def read() -> None:
+            for conversation in self.store.conversations():
+                self.conversations.add(conversation)
 
-    def _write(self) -> bool:
-        if not (self._unsaved_conversations or self._unsaved_messages or self._doomed_messages):
-            return True
-        try:
-            self.store.save(
-                self._unsaved_conversations.values(), self._unsaved_messages.values(), self._doomed_messages
-            )
-        except StoreError as error:
-            self._tell(str(error))
-            return False
-        self._unsaved_conversations.clear()
-        self._unsaved_messages.clear()
-        self._doomed_messages.clear()
-        self._tell("")
-        return True
+        self._saver.attempt(read)
 
-    def _try(self, action) -> None:
+    def _store_now(self, action) -> None:
         try:
             action()
         except StoreError as error:
-            self._tell(str(error))
+            raise ChatError(str(error)) from None
 
-    def _tell(self, problem: str) -> None:
-        if problem != self._problem:
-            self._problem = problem
-            self.save_problem.emit(self.problem)
-
-
-def _turn_of(conversation: Conversation, answer: Message) -> Turn:
-    return next(turn for turn in reversed(conversation.turns or ()) if turn.answer is answer)
+    def _replace_store(self, action):
+        """``action`` puts another file in the store's place and returns the opened store, and what else it likes."""
+        try:
+            return action()
+        except StoreError as error:
+            raise ChatError(str(error)) from None
+        finally:
+            self._read_all()
+            self.reloaded.emit()
+            self.listed.emit()

@@ -81,7 +81,8 @@ class ChatWorkspace(QObject):
 
     def _connect(self) -> None:
         session, bridge = self.session, self._bridge
-        session.turns_changed.connect(self._turns_changed)
+        session.path_changed.connect(self._path_changed)
+        session.reloaded.connect(lambda: self.open_conversation(self._first_conversation()))
         session.message_changed.connect(self._message_changed)
         session.listed.connect(self._update)
         session.save_problem.connect(self._show_store)
@@ -95,7 +96,7 @@ class ChatWorkspace(QObject):
         self.list_panel.delete_clicked.connect(self._delete_conversation)
         self.transcript.suggestion_chosen.connect(self.send)
         self.transcript.regenerate_clicked.connect(self.regenerate)
-        self.transcript.delete_clicked.connect(self._delete_turn)
+        self.transcript.delete_clicked.connect(self._delete_message)
         self.transcript.copied.connect(lambda: self.notice.say("Copied.", seconds=BRIEF_SECONDS))
         self.composer.sent.connect(self._submit)
         self.composer.stopped.connect(self.stop)
@@ -130,7 +131,7 @@ class ChatWorkspace(QObject):
 
     def new_conversation(self) -> Conversation:
         """Shows an empty conversation: a new one, or the one that is still empty."""
-        unused = (c for c in self.session.conversations if c.turns == [] and not c.title and not c.damage)
+        unused = (each for each in self.session.conversations if each.is_empty)
         empty = next(unused, None)
         self.open_conversation(empty or self.session.new_conversation())
         self.composer.setFocus()
@@ -167,7 +168,7 @@ class ChatWorkspace(QObject):
     # -----------------------------------------------------------------------------------------------------------------
 
     def _first_conversation(self) -> Conversation:
-        known = [each for each in self.session.search("") if not each.damage]
+        known = [found.conversation for found in self.session.search("") if not found.conversation.damage]
         return known[0] if known else self.session.new_conversation()
 
     def _chosen(self, conversation_id: str) -> None:
@@ -189,7 +190,7 @@ class ChatWorkspace(QObject):
         self.session.delete(conversation)
         if conversation is self._current:
             self.open_conversation(self._first_conversation())
-        if conversation.turns == []:
+        if conversation.is_loaded and not conversation.num_messages:
             return  # nothing was lost
 
         def undo() -> None:
@@ -203,10 +204,10 @@ class ChatWorkspace(QObject):
             expired=lambda: self.session.purge(conversation),
         )
 
-    def _delete_turn(self, message_id: str) -> None:
+    def _delete_message(self, message_id: str) -> None:
         conversation = self._current
         try:
-            turn = self.session.delete_turn(conversation, message_id)
+            deleted = self.session.delete_message(conversation, message_id)
         except ChatError as error:
             self.notice.say(str(error), is_error=True, seconds=UNDO_SECONDS)
             return
@@ -214,14 +215,14 @@ class ChatWorkspace(QObject):
         def undo() -> None:
             if self.session.conversations.get(conversation.id) is None:  # emptied, it was deleted too
                 self.session.restore(conversation)
-            self.session.restore_turn(conversation, turn)
+            self.session.undelete(conversation, deleted)
             self.open_conversation(conversation)
 
         self.undo_notice.say("Deleted the message and its answer.", action=("Undo", undo), seconds=UNDO_SECONDS)
 
     # What changes on the screen --------------------------------------------------------------------------------------
 
-    def _turns_changed(self, conversation_id: str) -> None:
+    def _path_changed(self, conversation_id: str) -> None:
         if conversation_id == self._current.id:
             self.transcript.sync()
             self._update()
@@ -253,8 +254,7 @@ class ChatWorkspace(QObject):
 
     def _context_text(self) -> str:
         info = self._bridge.info
-        answers = [turn.answer for turn in self._current.turns or () if turn.answer is not None]
-        counted = [answer.timings for answer in answers if answer.timings.prompt_tokens]
+        counted = [each.timings for each in self._current.path if each.timings.prompt_tokens]
         used = counted[-1].prompt_tokens + counted[-1].tokens if counted else 0
         if info is None or not used:
             return ""
