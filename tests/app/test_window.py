@@ -334,7 +334,7 @@ def test_keys_work_wherever_the_focus_is(busy: Rig) -> None:
     assert not window.docks["chat"].isVisible()
     busy.qtbot.keyClick(window.panels["queue"].table, Qt.Key.Key_N, Qt.KeyboardModifier.ControlModifier)
     assert window.docks["chat"].isVisible() and window.docks["chats"].isVisible()
-    assert window.chat.current.turns == []
+    assert window.chat.current.path == []
 
 
 # What it costs -------------------------------------------------------------------------------------------------------

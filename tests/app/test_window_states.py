@@ -93,8 +93,8 @@ def test_closing_saves_the_chats_and_lets_go_of_their_file(rig: Rig) -> None:
     rig.window.close()
     store = ChatStore.open(rig.window.chat.session.store.path)
     (conversation,) = store.conversations()
-    store.load_turns(conversation)
-    answer = conversation.turns[0].answer
+    store.load_messages(conversation)
+    answer = conversation.path[1]
     assert store.is_kept and answer.text and answer.error == "The engine was stopped before this answer was complete."
     store.close()
 
