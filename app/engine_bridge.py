@@ -152,6 +152,11 @@ class EngineBridge(QObject):
         """Process id of the engine, None while there is none."""
         return self._client.pid
 
+    @property
+    def last_lines(self) -> list[str]:
+        """The end of what the engine has written to its error output, also after its end."""
+        return self._client.last_lines
+
     def start(self, config: EngineConfig) -> None:
         """Starts a fresh engine process and has it load ``config.model``."""
         self.shutdown()

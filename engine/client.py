@@ -102,6 +102,11 @@ class EngineClient:
         return self._process.pid if self._process is not None and self.alive else None
 
     @property
+    def last_lines(self) -> list[str]:
+        """The end of what the process has written to its error output, also after its end."""
+        return list(self._tail)
+
+    @property
     def alive(self) -> bool:
         return not self._ended.is_set()
 

@@ -86,6 +86,7 @@ class ScriptedClient:
         self.scheduler = scheduler or SchedulerConfig()
         self.loaded: list[EngineConfig] = []
         self.closed = 0
+        self.last_lines: list[str] = []
         self.sent: list[Command] = []
         self.core: EngineCore | None = None
         self.paused = False
@@ -211,6 +212,7 @@ class ScriptedClient:
 
     def die(self, reason: str, lines: tuple[str, ...] = ("last line",)) -> None:
         self.core = None
+        self.last_lines = list(lines)
         self.deliver(EngineDied(-9, reason, lines))
 
     def step(self, steps: int = 1) -> int:
