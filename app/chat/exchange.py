@@ -8,6 +8,7 @@ they were written and each with the id of its ``parent``. What is exported and i
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
 import msgspec
@@ -91,11 +92,24 @@ class _File(msgspec.Struct):
     conversations: list[_Conversation]
 
 
-def export_json(conversations: list[Conversation]) -> bytes:
+def export_json(conversations: Iterable[Conversation]) -> bytes:
     """``conversations`` must be loaded."""
+    return b"".join(json_parts(conversations))
+
+
+def json_parts(conversations: Iterable[Conversation]) -> Iterator[bytes]:
+    """The exported file piece by piece, one for each conversation and one at either end."""
     exported = datetime.now(UTC).isoformat(timespec="seconds")
-    file = _File(FORMAT, VERSION, exported, [_outward(each) for each in conversations])
-    return msgspec.json.format(msgspec.json.encode(file), indent=2) + b"\n"
+    head, _, tail = _formatted(_File(FORMAT, VERSION, exported, [])).rpartition(b"[]")
+    yield head + b"["
+    for number, conversation in enumerate(conversations):
+        one = _formatted(_outward(conversation)).replace(b"\n", b"\n    ")
+        yield b"%s\n    %s" % (b"," if number else b"", one)
+    yield b"\n  ]" + tail + b"\n"
+
+
+def _formatted(value: msgspec.Struct) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2)
 
 
 def export_markdown(conversation: Conversation) -> str:
