@@ -211,10 +211,10 @@ def _model_sentence(info: ModelInfo) -> str:
             ),
             tr("backend {backend}: {backend_reason}", backend=info.backend, backend_reason=info.backend_reason),
             tr(
-                "KV cache: {num_blocks:,} blocks of {block_size} tokens, {num_blocks2:,.0f} MiB in {kv_dtype}",
+                "KV cache: {num_blocks:,} blocks of {block_size} tokens, {size:,.0f} MiB in {kv_dtype}",
                 num_blocks=info.num_blocks,
                 block_size=info.block_size,
-                num_blocks2=info.num_blocks * info.kv_bytes_per_block / 2**20,
+                size=info.num_blocks * info.kv_bytes_per_block / 2**20,
                 kv_dtype=info.kv_dtype,
             ),
             tr(

@@ -92,14 +92,12 @@ class ArrivalsForm(QWidget):
     def summary(self) -> str:
         kind, rate = self.kind.currentData(), f"{self.rate.value():g}/s"
         details = {
-            "closed loop": tr("closed loop, {value:,} in flight", value=self.concurrency.value()),
+            "closed loop": tr("closed loop, {concurrency:,} in flight", concurrency=self.concurrency.value()),
             "constant": tr("constant, {rate}", rate=rate),
             "poisson": tr("Poisson, {rate}", rate=rate),
-            "gamma": tr("gamma, {rate}, burstiness {value:g}", rate=rate, value=self.burstiness.value()),
-            "linear": tr("linear, {value:g} to {value2:g}/s", value=self.start.value(), value2=self.end.value()),
-            "exponential": tr(
-                "exponential, {value:g} to {value2:g}/s", value=self.start.value(), value2=self.end.value()
-            ),
+            "gamma": tr("gamma, {rate}, burstiness {burstiness:g}", rate=rate, burstiness=self.burstiness.value()),
+            "linear": tr("linear, {start:g} to {end:g}/s", start=self.start.value(), end=self.end.value()),
+            "exponential": tr("exponential, {start:g} to {end:g}/s", start=self.start.value(), end=self.end.value()),
         }
         return details.get(kind) or self.kind.currentText()
 

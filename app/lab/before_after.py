@@ -98,10 +98,10 @@ def _line(kind: _Kind, history: RunHistory, before: tuple[float, float], after: 
         *cells,
         ratio,
         tr(
-            "{tip}; of {samples:,} before and {samples2:,} after",
+            "{tip}; of {before:,} before and {after:,} after",
             tip=kind.tip,
-            samples=first.samples,
-            samples2=second.samples,
+            before=first.samples,
+            after=second.samples,
         ),
     )
 

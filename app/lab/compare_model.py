@@ -167,7 +167,7 @@ def named_variants(disciplines: Sequence[str], knob: Knob | None, values: Sequen
         raise CompareFault(tr("Tick the disciplines to compare, at least two."))
     if knob is not None and not values:
         raise CompareFault(
-            tr("Give the values of {title} to compare, e.g. {join}.", title=knob.title, join=", ".join(knob.usual))
+            tr("Give the values of {title} to compare, e.g. {usual}.", title=knob.title, usual=", ".join(knob.usual))
         )
     try:
         made = product(disciplines, [] if knob is None else [(knob.name, values)])
@@ -195,9 +195,8 @@ def plan_fault(plan: ComparePlan, config: EngineConfig, info: ModelInfo) -> str:
         running = getattr(config, name)
         if name in said and said[name] != running:
             return tr(
-                "This workload wants {replace} {said}; the engine runs with "
-                "{running}. Restart the engine with it first.",
-                replace=name.replace("_", " "),
+                "This workload wants {name} {said}; the engine runs with {running}. Restart the engine with it first.",
+                name=name.replace("_", " "),
                 said=said[name],
                 running=tr("its own") if running is None else running,
             )

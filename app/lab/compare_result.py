@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from app.translation import tr
+from app.translation import ntr, tr
 from app.words import seconds_label
 from engine.comparison import (
     DEFINITIONS,
@@ -86,7 +86,7 @@ class ComparedResult:
     @property
     def about(self) -> str:
         seeds = [f"{seed}" for seed in self.seeds if seed is not None]
-        named = tr(" · seed{value} {join}", value="s" if len(seeds) > 1 else "", join=", ".join(seeds)) if seeds else ""
+        named = ntr(" · seed {seeds}", " · seeds {seeds}", len(seeds), seeds=", ".join(seeds)) if seeds else ""
         return subtitle_of(self.plain) + named
 
     @property
@@ -155,9 +155,9 @@ class ComparedResult:
         words = ""
         if spread.seeds > 1:
             words = tr(
-                "{text} to {text2} over {seeds} seeds",
-                text=figure.text(spread.least),
-                text2=figure.text(spread.most),
+                "{least} to {most} over {seeds} seeds",
+                least=figure.text(spread.least),
+                most=figure.text(spread.most),
                 seeds=spread.seeds,
             )
         cell = Cell(variant, figure.text(spread.median), spread.median, spread.least, spread.most, words)

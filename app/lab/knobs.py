@@ -111,10 +111,10 @@ def parse(knob: Knob, text: str) -> Any:
     except (ValueError, OverflowError):
         what = tr("a whole number") if knob.kind == "whole" else tr("a number")
         raise ConfigError(
-            tr("{name} is {strip!r}; it must be {what}", name=knob.name, strip=text.strip(), what=what)
+            tr("{name} is {typed!r}; it must be {what}", name=knob.name, typed=text.strip(), what=what)
         ) from None
     if not finite:
-        raise ConfigError(tr("{name} is {strip!r}; it must be a number", name=knob.name, strip=text.strip()))
+        raise ConfigError(tr("{name} is {typed!r}; it must be a number", name=knob.name, typed=text.strip()))
     return value
 
 

@@ -46,9 +46,7 @@ class LengthsForm(QWidget):
         self.deviation = whole(tr("Standard deviation of {what} lengths", what=what), 0, MOST, middle // 4, prefix="± ")
         self.low = whole(tr("Shortest {what} in tokens", what=what), 1, MOST, low)
         self.high = whole(tr("Longest {what} in tokens", what=what), 1, MOST, high)
-        self.list = text(
-            tr("{capitalize} lengths in tokens, separated by commas", capitalize=what.capitalize()), "100, 200, 150"
-        )
+        self.list = text(tr("{what} lengths in tokens, separated by commas", what=what.capitalize()), "100, 200, 150")
         self._lognormal = pair(self.median, self.sigma, "")
         self._normal = pair(self.deviation, QWidget(), "")
         self._limits = pair(self.low, self.high)

@@ -142,6 +142,7 @@ def differences(wanted: EngineConfig, running: EngineConfig) -> list[str]:
         ("device", lambda c: c.device),
         ("threads", lambda c: c.threads),
         ("max_model_len", lambda c: c.max_model_len),
+        ("memory_limit", lambda c: c.memory_limit),
         ("seed", lambda c: c.seed),
         ("block_size", lambda c: c.cache.block_size),
         ("kv_blocks", lambda c: c.cache.num_blocks),
@@ -165,10 +166,10 @@ def differences(wanted: EngineConfig, running: EngineConfig) -> list[str]:
     )
     return [
         tr(
-            "{replace} {knob} (now {knob2})",
-            replace=name.replace("_", " "),
-            knob=_knob(get(wanted)),
-            knob2=_knob(get(running)),
+            "{name} {wanted} (now {running})",
+            name=name.replace("_", " "),
+            wanted=_knob(get(wanted)),
+            running=_knob(get(running)),
         )
         for name, get in names
         if get(wanted) != get(running)

@@ -30,7 +30,7 @@ class MeasureForm(QWidget):
         self.warm_up_field.setToolTip(tr("Requests with prompts of their own before the clock starts; not counted"))
         self.limits = {
             name: whole(
-                tr("{upper} objective in milliseconds", upper=name.upper()),
+                tr("{metric} objective in milliseconds", metric=name.upper()),
                 0,
                 MOST_MILLISECONDS,
                 0,

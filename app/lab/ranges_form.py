@@ -83,7 +83,7 @@ class RangesForm(QWidget):
             tr("priority {mix}", mix=mix) if (mix := self.priorities.summary()) else "",
             self.users.summary(),
             tr("{tokens} shared", tokens=count(tokens, "token")) if tokens else "",
-            tr("seed {value:,}", value=self.seed.value()) if self.seed.value() else "",
+            tr("seed {seed:,}", seed=self.seed.value()) if self.seed.value() else "",
         ]
         self.mixes.say(" · ".join(filter(None, parts)) or tr("priorities, users, shared beginnings"))
         self.changed.emit()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from app.translation import tr
+from app.translation import ntr, tr
 from app.words import and_list, count, seconds_label
 from engine.events import RowKind, StepRecord
 
@@ -35,10 +35,10 @@ def batch_sentence(record: StepRecord) -> str:
             token_budget=record.token_budget,
         )
     return tr(
-        "{text} of a budget of {token_budget:,}; {token_budget2:,} left.",
+        "{text} of a budget of {token_budget:,}; {left:,} left.",
         text=text,
         token_budget=record.token_budget,
-        token_budget2=record.token_budget - used,
+        left=record.token_budget - used,
     )
 
 
@@ -64,15 +64,15 @@ def _chunks(record: StepRecord, kind: RowKind) -> Iterator[str]:
     tokens = [n for k, n in zip(record.kinds, record.num_tokens, strict=True) if k == kind]
     if not tokens:
         return
-    what = "prefill" if kind == RowKind.PREFILL else "recomputation"
+    what = tr("prefill") if kind == RowKind.PREFILL else tr("recomputation")
     if len(tokens) <= MOST_SIZES:
         sizes = " + ".join(f"{n:,}" for n in tokens)
         yield tr(
-            "{chunks} of {what} ({sizes} token{value})",
+            "{chunks} of {what} ({sizes} {tokens})",
             chunks=count(len(tokens), "chunk"),
             what=what,
             sizes=sizes,
-            value="" if tokens == [1] else "s",
+            tokens=ntr("token", "tokens", 1 if tokens == [1] else 2),
         )
     else:
         total = count(sum(tokens), "token")

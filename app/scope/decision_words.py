@@ -242,7 +242,7 @@ def _swap_dropped(event: SwapDropped, step: _Step) -> Decision:
 def _recovered(event: Recovered, step: _Step) -> Decision:
     text = recovered_sentence(event)
     return Decision(
-        tr("Request {request_name}: {lowered}", request_name=request_name(event.request_id), lowered=lowered(text)),
+        tr("Request {request_name}: {what}", request_name=request_name(event.request_id), what=lowered(text)),
         (event.request_id,),
     )
 
@@ -278,9 +278,9 @@ def _many_finished(events: list[Finished], step: _Step) -> Decision:
 
 def _rejected(event: Rejected, step: _Step) -> Decision:
     text = tr(
-        "Request {request_name} was refused: {rstrip}.",
+        "Request {request_name} was refused: {reason}.",
         request_name=request_name(event.request_id),
-        rstrip=event.message.rstrip("."),
+        reason=event.message.rstrip("."),
     )
     return Decision(text, (event.request_id,), "refused")
 
@@ -407,9 +407,9 @@ _BLOCK_WORDS: dict[type, tuple[_BlockWords, _BlockWords, Look]] = {
             are=are(n),
         ),
         lambda who, n, step: tr(
-            "{blocks} of {lowered} are full and can be shared from now on",
+            "{blocks} of {who} are full and can be shared from now on",
             blocks=count(n, "block"),
-            lowered=lowered(who),
+            who=lowered(who),
         ),
         "change",
     ),
@@ -418,7 +418,7 @@ _BLOCK_WORDS: dict[type, tuple[_BlockWords, _BlockWords, Look]] = {
             "{blocks} {are} forgotten: request {who} needs room", blocks=count(n, "cached block"), are=are(n), who=who
         ),
         lambda who, n, step: tr(
-            "{blocks} are forgotten: {lowered} need room", blocks=count(n, "cached block"), lowered=lowered(who)
+            "{blocks} are forgotten: {who} need room", blocks=count(n, "cached block"), who=lowered(who)
         ),
         "change",
     ),
@@ -456,8 +456,8 @@ def _names(requests: Iterable[int]) -> str:
     names = [request_name(request_id) for request_id in requests]
     if len(names) > MOST_NAMED:
         return tr(
-            "Requests {join} and {names:,} more",
-            join=", ".join(names[: MOST_NAMED - 1]),
-            names=len(names) - MOST_NAMED + 1,
+            "Requests {named} and {more:,} more",
+            named=", ".join(names[: MOST_NAMED - 1]),
+            more=len(names) - MOST_NAMED + 1,
         )
     return tr("Requests {and_list}", and_list=and_list(names))

@@ -233,8 +233,8 @@ def _cut(text: str) -> str:
         return text
     half = MOST_CHARACTERS // 2
     return tr(
-        "{text}\n… {text2:,} characters …\n{text3}",
-        text=text[:half],
-        text2=len(text) - MOST_CHARACTERS,
-        text3=text[-half:],
+        "{begin}\n… {more:,} characters …\n{end}",
+        begin=text[:half],
+        more=len(text) - MOST_CHARACTERS,
+        end=text[-half:],
     )

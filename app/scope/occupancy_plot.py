@@ -303,10 +303,10 @@ def step_sentence(row: StepRow) -> str:
     parts = [f"{tokens:,} {_TOLD[layer]}" for layer in LAYERS if (tokens := getattr(row, layer))]
     swapped = tr(", {swapped:,} of them swapped", swapped=row.swapped) if row.swapped else ""
     return tr(
-        "Step {step:,}: {value} = {tokens:,} of {budget:,} tokens\n"
+        "Step {step:,}: {parts} = {tokens:,} of {budget:,} tokens\n"
         "took {seconds}; {running:,} running, {waiting:,} waiting{swapped} after it",
         step=row.step,
-        value=" + ".join(parts) or "nothing",
+        parts=" + ".join(parts) or "nothing",
         tokens=row.tokens,
         budget=row.budget,
         seconds=seconds_label(row.seconds),
@@ -326,16 +326,16 @@ def bars_sentence(bars: Bars, bar: int) -> str:
     most = {name: int(values[bar]) for name, values in bars.lines.items()}
     return tr(
         "Steps {first_step:,} to {last_step:,}, {steps}: "
-        "{value} = {sum:,.1f} tokens on average, "
+        "{parts} = {sum:,.1f} tokens on average, "
         "{most:,} in the fullest\n"
-        "at most {most2:,} running, {most3:,} waiting, {most4:,} swapped",
+        "at most {running:,} running, {most3:,} waiting, {most4:,} swapped",
         first_step=bars.first_step[bar],
         last_step=bars.last_step[bar],
         steps=count(int(bars.steps[bar]), "step"),
-        value=" + ".join(parts) or "nothing",
+        parts=" + ".join(parts) or "nothing",
         sum=bars.stacks[:, bar].sum(),
         most=bars.most[bar],
-        most2=most["running"],
+        running=most["running"],
         most3=most["waiting"],
         most4=most["swapped"],
     )

@@ -34,7 +34,7 @@ def save_picture(widget: QWidget, path: Path) -> None:
     try:
         path.write_bytes(make(widget))
     except OSError as error:
-        raise OSError(tr("{path} could not be written: {value}", path=path, value=error.strerror or error)) from error
+        raise OSError(tr("{path} could not be written: {reason}", path=path, reason=error.strerror or error)) from error
 
 
 def copy_picture(widget: QWidget) -> None:

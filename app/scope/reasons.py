@@ -359,13 +359,13 @@ def preempted_sentence(event: Preempted, block_bytes: int = 0) -> str:
 
 def preemption_details(event: Preempted) -> list[str]:
     """Why it was not swapped where it should have been, and what both ways were estimated to take."""
-    parts = [tr("Not swapped: {rstrip}.", rstrip=event.fallback.rstrip("."))] if event.fallback else []
+    parts = [tr("Not swapped: {reason}.", reason=event.fallback.rstrip("."))] if event.fallback else []
     estimates = [
         f"{what} {seconds_label(seconds)}"
         for what, seconds in ((tr("computing again"), event.recompute_seconds), ("swapping", event.swap_seconds))
         if seconds is not None
     ]
-    return parts + ([tr("Estimated: {join}.", join=", ".join(estimates))] if estimates else [])
+    return parts + ([tr("Estimated: {estimates}.", estimates=", ".join(estimates))] if estimates else [])
 
 
 def ledger_sentence(entry: LedgerEntry, block_bytes: int = 0) -> str:
@@ -374,7 +374,7 @@ def ledger_sentence(entry: LedgerEntry, block_bytes: int = 0) -> str:
         return tr("Rejected: {message}", message=event.message)
     parts = [preempted_sentence(event, block_bytes), *preemption_details(event)]
     if entry.dropped:
-        parts.append(tr("Given up in host memory: {rstrip}.", rstrip=entry.dropped.rstrip(".")))
+        parts.append(tr("Given up in host memory: {reason}.", reason=entry.dropped.rstrip(".")))
     if entry.recovered is not None:
         parts.append(recovered_sentence(entry.recovered))
     else:

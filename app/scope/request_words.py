@@ -61,7 +61,7 @@ def _first_token(request: RequestState, now: float) -> str:
         return seconds_label(request.first_token_time - request.arrival_time)
     if request.finished_time is not None:
         return tr("no token")
-    return tr("{value} so far", value=seconds_label(max(0.0, now - request.arrival_time)))
+    return tr("{waited} so far", waited=seconds_label(max(0.0, now - request.arrival_time)))
 
 
 def _blocks(request: RequestState) -> str:

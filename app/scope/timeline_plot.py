@@ -58,9 +58,8 @@ class TimelinePlot(TimelineSurface):
             return near[-1] if near else "\n".join(label for _, label in self.marks)
         group = self._list.group_at(self._row_at(position))
         if group is not None:
-            return tr(
-                "{sentence}\nClick to {value}", sentence=group.sentence, value="unfold" if group.folded else "fold"
-            )
+            click = tr("Click to unfold") if group.folded else tr("Click to fold")
+            return f"{group.sentence}\n{click}"
         request_id = self.request_at(position)
         lane = self.view.lanes.lane(request_id) if request_id is not None else None
         return lane_sentence(lane, time, self.source.history.steps.at(time)) if lane is not None else ""
