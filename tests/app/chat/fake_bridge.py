@@ -109,7 +109,7 @@ class FakeBridge(QObject):
 
     def _fit(self, command: AddRequest) -> None:
         try:
-            fitted = fit_request(command, chat_ids, INFO.max_model_len)
+            fitted = fit_request(command, chat_ids, (self.info or INFO).max_model_len)
         except RequestError as error:
             self.finish(command.request_id, reason="error", error=str(error))
             return
@@ -123,7 +123,7 @@ class FakeBridge(QObject):
         self._query += 1
         query = CountTokens(self._query, list(messages), continues, max_tokens)
         if self.state == "ready":
-            answer = count_chat(query, chat_ids, INFO.max_model_len)
+            answer = count_chat(query, chat_ids, (self.info or INFO).max_model_len)
             QTimer.singleShot(0, self, lambda: self.token_counted.emit(answer))
         return query.query_id
 
