@@ -14,10 +14,13 @@ from app.chat.blocks import BLOCK_LIMIT
 from app.chat.markdown import MarkdownStream, RenderedPiece, style_sheet
 from app.chat.markup import MarkdownColors
 from app.chat.text_pane import TextPane
+from app.translation import tr
 
-PANE_CHARACTERS = 3_000
+PANE_CHARACTERS = 1_000
 UPDATE_LIMIT = PANE_CHARACTERS + 2 * BLOCK_LIMIT
 """Most characters of source that one update lays out again, besides what is new in it."""
+SLICE_CHARACTERS = 1_500
+"""Most new text that is drawn at once; the rest follows when the window has had its turn."""
 CARET = "▍"
 
 
@@ -26,9 +29,10 @@ class AnswerText(QWidget):
     """Code that was put on the clipboard."""
     link_clicked = Signal(QUrl)
 
-    def __init__(self, colors: MarkdownColors, parent: QWidget | None = None) -> None:
+    def __init__(self, colors: MarkdownColors, parent: QWidget | None = None, *, muted: bool = False) -> None:
         super().__init__(parent)
         self._colors = colors
+        self._muted = muted
         self._stream = MarkdownStream(colors)
         self._text = ""
         self._growing = False
@@ -48,6 +52,19 @@ class AnswerText(QWidget):
     @property
     def panes(self) -> list[TextPane]:
         return list(self._panes)
+
+    def draw(self, text: str, *, growing: bool) -> bool:
+        """Shows ``text`` as far as one turn of the event loop has room for it; whether some of it is left to draw."""
+        drawn = min(len(text), len(self._text) + SLICE_CHARACTERS)
+        is_behind = drawn < len(text)
+        if drawn != len(self._text) or (growing or is_behind) != self._growing:
+            self.set_text(text[:drawn], growing=growing or is_behind)
+        return is_behind
+
+    def plain_text(self) -> str:
+        """As it is read, without its marks."""
+        shown = [pane.toPlainText() for pane in self._panes]
+        return "\n".join(shown).removesuffix(CARET if self._growing else "")
 
     def set_text(self, text: str, *, growing: bool) -> None:
         """Shows ``text``, which begins with what was shown before; ``growing`` adds the caret."""
@@ -69,13 +86,18 @@ class AnswerText(QWidget):
             self._add_caret()
 
     def set_colors(self, colors: MarkdownColors) -> None:
+        """Whoever owns it draws it again."""
         self._colors = colors
-        self._stream = MarkdownStream(colors)
+        self.clear()
+
+    def clear(self) -> None:
+        self._stream = MarkdownStream(self._colors)
         for pane in self._panes:
             self._column.removeWidget(pane)
+            pane.hide()
             pane.deleteLater()
         self._panes, self._begins = [], []
-        self.set_text(self._text, growing=self._growing)
+        self._text, self._growing = "", False
 
     @staticmethod
     def _end_of_pane(pieces: list[RenderedPiece], begin: int, finished: int) -> int:
@@ -92,8 +114,8 @@ class AnswerText(QWidget):
         pane.set_html("".join(piece.html for piece in pieces).rstrip())
 
     def _add_pane(self, begin: int) -> None:
-        pane = TextPane(self)
-        pane.setAccessibleName("Answer")
+        pane = TextPane(self, color=self._colors.muted if self._muted else "")
+        pane.setAccessibleName(tr("Thinking") if self._muted else tr("Answer"))
         pane.document().setDefaultStyleSheet(style_sheet(self._colors))
         pane.copy_clicked.connect(self._copy)
         pane.link_clicked.connect(self.link_clicked)

@@ -56,7 +56,7 @@ class MarkdownStream:
         code = pieces[piece].codes[block]
         if block == len(pieces[piece].codes) - 1:
             for following in pieces[piece + 1 :]:
-                if not following.piece.fence or not following.codes:
+                if not following.piece.opening or not following.codes:
                     break
                 code += following.codes[0]
                 if len(following.codes) > 1:

@@ -8,13 +8,23 @@ from html import escape
 from typing import Any
 
 from PySide6.QtCore import QMimeData, QSize, Qt, QUrl, Signal
-from PySide6.QtGui import QDesktopServices, QGuiApplication, QTextCursor, QTextDocument, QTextOption, QWheelEvent
+from PySide6.QtGui import (
+    QDesktopServices,
+    QGuiApplication,
+    QKeyEvent,
+    QTextCursor,
+    QTextDocument,
+    QTextOption,
+    QWheelEvent,
+)
 from PySide6.QtWidgets import QFrame, QMessageBox, QSizePolicy, QTextBrowser, QWidget
 
 from app.chat.markup import COPY_SCHEME, LINK_SCHEMES
+from app.translation import tr
 
 INDENT_PX = 26
 """Of a list; Qt's own 40 is much for a narrow column."""
+_SCROLL_KEYS = (Qt.Key.Key_PageUp, Qt.Key.Key_PageDown, Qt.Key.Key_Home, Qt.Key.Key_End, Qt.Key.Key_Up, Qt.Key.Key_Down)
 
 
 class SealedDocument(QTextDocument):
@@ -31,7 +41,8 @@ class TextPane(QTextBrowser):
     """The address of a code block's copy button, without the scheme."""
     link_clicked = Signal(QUrl)
 
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(self, parent: QWidget | None = None, *, color: str = "") -> None:
+        """``color``: of the text, where it is not the window's."""
         super().__init__(parent)
         document = SealedDocument(self)
         document.setDocumentMargin(0)
@@ -44,7 +55,8 @@ class TextPane(QTextBrowser):
         self.setUndoRedoEnabled(False)
         self.setOpenLinks(False)
         self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setStyleSheet("QTextBrowser { background: transparent; border: none; padding: 0; }")
+        ink = f"color: {color};" if color else ""
+        self.setStyleSheet(f"QTextBrowser {{ background: transparent; border: none; padding: 0; {ink} }}")
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
@@ -76,6 +88,13 @@ class TextPane(QTextBrowser):
     def wheelEvent(self, event: QWheelEvent) -> None:
         event.ignore()  # the transcript scrolls
 
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        alt = event.modifiers() == Qt.KeyboardModifier.AltModifier
+        if event.key() in _SCROLL_KEYS or (alt and event.key() in (Qt.Key.Key_Left, Qt.Key.Key_Right)):
+            event.ignore()  # the transcript's and the message's
+        else:
+            super().keyPressEvent(event)
+
     def minimumSizeHint(self) -> QSize:
         return QSize(40, 0)
 
@@ -102,13 +121,13 @@ def ask_to_open(parent: QWidget, url: QUrl, opener: Callable[[QUrl], Any] = QDes
     """Shows where a link leads and opens it only when told to. Returns the dialog, which does not block."""
     address = url.toString(QUrl.ComponentFormattingOption.FullyEncoded)
     box = QMessageBox(parent)
-    box.setWindowTitle("Open a link")
+    box.setWindowTitle(tr("Open a link"))
     box.setTextFormat(Qt.TextFormat.PlainText)
-    box.setText("This link was written by the model. Open it in your browser?")
+    box.setText(tr("This link was written by the model. Open it in your browser?"))
     box.setInformativeText(address)
     box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-    open_button = box.addButton("Open", QMessageBox.ButtonRole.AcceptRole)
-    copy_button = box.addButton("Copy address", QMessageBox.ButtonRole.ActionRole)
+    open_button = box.addButton(tr("Open"), QMessageBox.ButtonRole.AcceptRole)
+    copy_button = box.addButton(tr("Copy address"), QMessageBox.ButtonRole.ActionRole)
     cancel = box.addButton(QMessageBox.StandardButton.Cancel)
     box.setDefaultButton(cancel)
     open_button.clicked.connect(lambda: opener(url))

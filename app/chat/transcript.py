@@ -1,21 +1,30 @@
-"""The messages of one conversation, the newest at the bottom, and the page that a new conversation shows."""
+"""The messages of one conversation, the newest at the bottom.
+
+Of a long conversation only a window of messages is built; the buttons at its ends widen it::
+
+    path     0 ············ first ━━━━━━━━━━━━━━ end ············ len
+                             └─ views, top to bottom ─┘
+"""
 
 from __future__ import annotations
 
-from PySide6.QtCore import QPoint, QSize, Qt, QTimer, QUrl, Signal
-from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QPushButton, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtCore import QPoint, Qt, QTimer, QUrl, Signal
+from PySide6.QtGui import QKeyEvent, QResizeEvent, QWheelEvent
+from PySide6.QtWidgets import QScrollArea, QVBoxLayout, QWidget
 
-from app.chat.conversation import Conversation, Message, Role
-from app.chat.message_views import AnswerView, UserView
+from app.chat.conversation import Conversation, Message, Role, ScrollPlace
+from app.chat.empty_page import EmptyPage
+from app.chat.message_parts import ContextMarker
+from app.chat.message_views import AnswerView, UserView, ViewMemory
 from app.chat.text_pane import ask_to_open
 from app.selection import Selection
 from app.theme import SPACING, Theme
-from app.widgets import button, label
+from app.translation import tr
+from app.widgets import button
 from engine.run_state import RunState
 
-PAGE_TURNS = 12
-"""Turns that are built at once; earlier ones on demand, so that a long history opens quickly."""
+PAGE_MESSAGES = 24
+"""Messages that are built at once; others on demand, so that a long history opens quickly."""
 COLUMN_PX = 860
 """Widest column of text that still reads well."""
 SETTLE_MS = 150
@@ -23,82 +32,39 @@ FIRST_SETTLE_MS = 2_000
 """Newly built messages have found their heights when none has changed for so long; the first may take its time."""
 BOTTOM_PX = 24
 """Within this distance of the end the transcript follows what is being written."""
-
-SUGGESTIONS = (
-    "Explain to a bus driver what continuous batching is.",
-    "Write a Python function that finds the longest common prefix of a list of strings.",
-    "Write a short story about a queue that nobody wanted to leave.",
-)
+FOUND_MS = 2_500
+"""How long a message that was looked for is framed."""
+FOUND_TOP_PX = 24
 
 
-class EmptyPage(QWidget):
-    """What a new conversation shows: one sentence and three things to try."""
-
-    chosen = Signal(str)
-
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        column = QVBoxLayout(self)
-        column.setSpacing(SPACING)
-        column.addStretch(1)
-        heading = label("What shall the model write?", "heading")
-        heading.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        column.addWidget(heading)
-        hint = label("It runs on this machine; nothing you write leaves it.", "muted")
-        hint.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        hint.setWordWrap(True)
-        column.addWidget(hint)
-        column.addSpacing(SPACING)
-        self.buttons = [_Suggestion(text) for text in SUGGESTIONS]
-        middle = QVBoxLayout()
-        middle.setSpacing(SPACING)
-        for each in self.buttons:
-            each.clicked.connect(lambda _checked=False, text=each.full_text: self.chosen.emit(text))
-            middle.addWidget(each)
-        row = QHBoxLayout()
-        row.addStretch(1)
-        row.addLayout(middle, 20)
-        row.addStretch(1)
-        column.addLayout(row)
-        column.addStretch(2)
-
-
-class _Suggestion(QPushButton):
-    """A button whose text wraps, which a plain one's does not."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.full_text = text
-        self.setAccessibleName(text)
-        self._label = label(text, parent=self)
-        self._label.setWordWrap(True)
-        self._label.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
-        column = QVBoxLayout(self)
-        column.setContentsMargins(12, 8, 12, 8)
-        column.addWidget(self._label)
-        self.setMaximumWidth(520)
-        policy = self.sizePolicy()
-        policy.setHeightForWidth(True)
-        policy.setHorizontalPolicy(policy.Policy.Expanding)
-        self.setSizePolicy(policy)
-
-    def hasHeightForWidth(self) -> bool:
-        return True
-
-    def heightForWidth(self, width: int) -> int:
-        return self._label.heightForWidth(width - 24) + 18
-
-    def sizeHint(self) -> QSize:
-        hint = super().sizeHint()
-        hint.setHeight(self.heightForWidth(min(520, max(self.width(), 160))))
-        return hint
+def first_told(path: list[Message], dropped: int) -> Message | None:
+    """The first message of the path that the model is told where it is not told the ``dropped`` oldest; counted as
+    :meth:`Conversation.context` counts, which joins questions that have no answer between them."""
+    number, after_question = 0, False
+    for message in path:
+        if message.damage or not message.text:
+            continue
+        is_question = message.role is Role.USER
+        if not (is_question and after_question):
+            if number >= dropped:
+                return message
+            number += 1
+        after_question = is_question
+    return None
 
 
 class Transcript(QScrollArea):
     suggestion_chosen = Signal(str)
-    regenerate_clicked = Signal()
+    regenerate_clicked = Signal(str)
+    """Id of the answer of which another version is wanted."""
+    continue_clicked = Signal()
+    """The last answer shall go on."""
+    edited = Signal(str, str)
+    """Id of a user message, and the text that shall be sent in its place; whoever sends it does so at once."""
+    version_chosen = Signal(str)
+    """Id of the version of a message that shall be shown."""
     delete_clicked = Signal(str)
-    """Id of a message whose turn shall go."""
+    """Id of the message that shall go."""
     copied = Signal()
 
     def __init__(self, theme: Theme, selection: Selection, run_state: RunState, parent: QWidget | None = None) -> None:
@@ -107,18 +73,40 @@ class Transcript(QScrollArea):
         self._selection = selection
         self._run_state = run_state
         self._conversation: Conversation | None = None
+        self.memory = ViewMemory()
         self._views: dict[str, UserView | AnswerView] = {}
+        """From top to bottom."""
         self._first = 0
-        """Index of the first turn that is built."""
+        self._end: int | None = None
+        """Indices in the path; None: to its end, whatever comes."""
         self._follows = True
+        self._stepped: tuple[str, int] | None = None
+        """The version that is being switched to, and the direction."""
+        self._anchor: QWidget | None = None
+        """While other messages take their place: the one that stays where it is on the screen."""
+        self._anchor_y = 0
+        self._build()
+        self._settle_timer = self._timer(self._settled)
+        self._found_timer = self._timer(self._unmark)
+        self._quieten_buttons()
+        theme.changed.connect(self._quieten_buttons)
+        bar = self.verticalScrollBar()
+        bar.rangeChanged.connect(self._range_changed)
+        bar.valueChanged.connect(self._scrolled)
+
+    def _build(self) -> None:
         self.setWidgetResizable(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
-        self.setAccessibleName("Transcript")
+        self.setAccessibleName(tr("Transcript"))
         self.empty_page = EmptyPage()
         self.empty_page.chosen.connect(self.suggestion_chosen)
-        self.earlier_button = button("Show earlier messages", "flat")
-        self.earlier_button.clicked.connect(self._show_earlier)
+        self.earlier_button = button(tr("Show earlier messages"), "flat")
+        self.earlier_button.clicked.connect(self.show_earlier)
+        self.later_button = button(tr("Show later messages"), "flat")
+        self.later_button.clicked.connect(self.show_later)
+        self.marker = ContextMarker(self._theme)
+        self.marker.hide()
         page = QWidget()
         self._column = QVBoxLayout(page)
         self._column.setContentsMargins(0, 0, SPACING, 0)
@@ -127,22 +115,19 @@ class Transcript(QScrollArea):
         self._messages = QVBoxLayout()
         self._messages.setSpacing(SPACING)
         self._column.addLayout(self._messages)
+        self._column.addWidget(self.later_button, 0, Qt.AlignmentFlag.AlignHCenter)
         self._column.addWidget(self.empty_page, 100)
         self._column.addStretch(1)
+        self.marker.setParent(page)
         self.setWidget(page)
         page.setAutoFillBackground(False)
         self.viewport().setAutoFillBackground(False)
-        self._quieten_buttons()
-        theme.changed.connect(self._quieten_buttons)
-        self._anchor: QWidget | None = None
-        """While earlier messages take their place: the message that stays where it is on the screen."""
-        self._anchor_y = 0
-        self._settle_timer = QTimer(self)
-        self._settle_timer.setSingleShot(True)
-        self._settle_timer.timeout.connect(self._settled)
-        bar = self.verticalScrollBar()
-        bar.rangeChanged.connect(self._range_changed)
-        bar.valueChanged.connect(self._scrolled)
+
+    def _timer(self, slot) -> QTimer:
+        timer = QTimer(self)
+        timer.setSingleShot(True)
+        timer.timeout.connect(slot)
+        return timer
 
     def _quieten_buttons(self) -> None:
         """Buttons at messages are many: small and muted, so that the text stands out."""
@@ -164,33 +149,45 @@ class Transcript(QScrollArea):
     @property
     def views(self) -> list[UserView | AnswerView]:
         """From top to bottom."""
-        return [self._messages.itemAt(i).widget() for i in range(self._messages.count())]
+        return list(self._views.values())
 
     def show_conversation(self, conversation: Conversation) -> None:
+        """Shows it where it was left: at ``conversation.scroll``, or at its end."""
         self._anchor = None
         self._remove(set(self._views))
         self._conversation = conversation
-        self._first = max(0, len(conversation.turns or ()) - PAGE_TURNS)
-        self._follows = True
+        place = conversation.scroll
+        index = None if place is None else self._index_of(place.message_id)
+        self._follows = index is None
+        self._set_window(index)
         self.sync()
+        if place is not None and index is not None:
+            self._hold(self._views[place.message_id], -place.offset)
 
     def sync(self) -> None:
-        """Builds views for turns that came and takes away those of turns that went."""
-        assert self._conversation is not None
-        turns = self._conversation.turns or []
-        self._first = min(self._first, max(0, len(turns) - 1))
-        shown = [message for turn in turns[self._first :] for message in turn.messages]
+        """Builds views for messages that came and takes away those of messages that went."""
+        conversation = self._conversation
+        assert conversation is not None
+        path = conversation.path
+        self._first = min(self._first, max(0, len(path) - 2))
+        if self._end is not None and self._end >= len(path):
+            self._end = None
+        shown = path[self._first : self._end]
+        kept_y = self._place_of_version()
         self._remove(set(self._views) - {message.id for message in shown})
-        for index, message in enumerate(shown):
-            if message.id not in self._views:
-                self._views[message.id] = self._make_view(message)
-                self._messages.insertWidget(index, self._views[message.id])
+        views = {message.id: self._views.get(message.id) or self._make_view(message) for message in shown}
+        self._views = views
+        self._mark_context(path)
         for message in shown:
-            view = self._views[message.id]
+            view = views[message.id]
+            view.set_versions(conversation.versions(message.id))
             if isinstance(view, AnswerView):
-                view.set_last(message is turns[-1].answer)
+                view.set_last(message is path[-1])
         self.earlier_button.setVisible(self._first > 0)
-        self.empty_page.setVisible(not turns and not self._conversation.damage)
+        self.later_button.setVisible(self._end is not None)
+        self.empty_page.setVisible(not path and not conversation.damage)
+        if kept_y is not None:
+            self._focus_version(kept_y)
 
     def refresh(self, message_id: str) -> None:
         """A message has new text or a new state."""
@@ -203,35 +200,141 @@ class Transcript(QScrollArea):
         if isinstance(view, AnswerView):
             view.refresh_line()
 
+    def edit_last(self) -> bool:
+        """Opens the user's last message for editing; False where there is none."""
+        users = [view for view in self._views.values() if isinstance(view, UserView) and not view.message.damage]
+        if self._end is not None or not users:
+            return False
+        users[-1].begin_edit()
+        return True
+
     def _make_view(self, message: Message) -> UserView | AnswerView:
         view: UserView | AnswerView
         if message.role is Role.USER:
-            view = UserView(message, self._theme)
-            view.delete_clicked.connect(self.delete_clicked)
+            view = UserView(message, self._theme, self.memory)
+            view.edited.connect(self._edited)
         else:
-            view = AnswerView(message, self._theme, self._selection, self._run_state)
+            view = AnswerView(message, self._theme, self.memory, self._selection, self._run_state)
             view.regenerate_clicked.connect(self.regenerate_clicked)
+            view.continue_clicked.connect(self.continue_clicked)
             view.link_clicked.connect(self._ask_to_open)
+        view.delete_clicked.connect(self.delete_clicked)
+        view.version_chosen.connect(self._version_chosen)
         view.copied.connect(self.copied)
         return view
 
     def _remove(self, ids: set[str]) -> None:
         for message_id in ids:
             view = self._views.pop(message_id)
+            if view is self._anchor:
+                self._anchor = None
             self._messages.removeWidget(view)
             view.hide()
             view.deleteLater()
 
-    def _show_earlier(self) -> None:
-        self._anchor = self.views[0]
-        self._anchor_y = self._anchor.mapTo(self.viewport(), QPoint(0, 0)).y()
-        self._follows = False
-        self._first = max(0, self._first - PAGE_TURNS)
-        self.sync()
-        self._settle_timer.start(FIRST_SETTLE_MS)
+    def _mark_context(self, path: list[Message]) -> None:
+        """Puts views and marker into the column: the marker above the first message that the last answer, of those
+        that were not told all, was told."""
+        cut = next((message for message in reversed(path) if message.dropped), None)
+        told = None if cut is None else first_told(path[: path.index(cut)], cut.dropped)
+        wanted: list[QWidget] = []
+        for message_id, view in self._views.items():
+            if cut is not None and told is not None and message_id == told.id:
+                self.marker.set_count(cut.dropped)
+                wanted.append(self.marker)
+            wanted.append(view)
+        if self.marker not in wanted:
+            self._messages.removeWidget(self.marker)
+        self.marker.setVisible(self.marker in wanted)
+        for index, widget in enumerate(wanted):
+            item = self._messages.itemAt(index)
+            if item is None or item.widget() is not widget:
+                self._messages.insertWidget(index, widget)
 
     def _ask_to_open(self, url: QUrl) -> None:
         ask_to_open(self, url)
+
+    def _edited(self, message_id: str, text: str) -> None:
+        conversation = self._conversation
+        assert conversation is not None
+        was_open = conversation.open_answer
+        self.edited.emit(message_id, text)
+        if conversation.open_answer is not was_open:  # sent: the field has done its duty
+            self.memory.edits.pop(message_id, None)
+            view = self._views.get(message_id)
+            if isinstance(view, UserView):
+                view.end_edit()
+
+    # Versions --------------------------------------------------------------------------------------------------------
+
+    def _version_chosen(self, message_id: str, step: int) -> None:
+        self._stepped = (message_id, step)
+        self.version_chosen.emit(message_id)
+        self._stepped = None
+
+    def _place_of_version(self) -> int | None:
+        """Where on the screen the version stands that is being switched from."""
+        if self._stepped is None or self._conversation is None:
+            return None
+        versions = [each.id for each in self._conversation.versions(self._stepped[0])]
+        view = next((self._views[each] for each in versions if each in self._views), None)
+        return None if view is None else self._y_of(view)
+
+    def _focus_version(self, y: int) -> None:
+        """The other version stands in the same place, and the key that showed it works once more."""
+        assert self._stepped is not None
+        view = self._views.get(self._stepped[0])
+        if view is not None:
+            self._hold(view, y)
+            view.switch.set_focus(self._stepped[1])
+
+    # The window ------------------------------------------------------------------------------------------------------
+
+    def _index_of(self, message_id: str) -> int | None:
+        assert self._conversation is not None
+        return next((i for i, message in enumerate(self._conversation.path) if message.id == message_id), None)
+
+    def _set_window(self, index: int | None) -> None:
+        """Around a message of the path; None: at its end."""
+        assert self._conversation is not None
+        length = len(self._conversation.path)
+        if index is None or index >= length - PAGE_MESSAGES:
+            self._first, self._end = max(0, length - PAGE_MESSAGES), None
+        else:
+            self._first = max(0, index - PAGE_MESSAGES // 2)
+            self._end = index + PAGE_MESSAGES
+
+    def show_earlier(self) -> None:
+        self._hold(self.views[0], self._y_of(self.views[0]))
+        self._first = max(0, self._first - PAGE_MESSAGES)
+        self.sync()
+
+    def show_later(self) -> None:
+        self._hold(self.views[-1], self._y_of(self.views[-1]))
+        self._end = None if self._end is None else self._end + PAGE_MESSAGES
+        self.sync()
+
+    def show_message(self, message_id: str) -> bool:
+        """Goes to a message of the path, builds what is around it, and frames it for a while; False where it is not
+        there."""
+        index = self._index_of(message_id) if self._conversation is not None else None
+        if index is None:
+            return False
+        self._unmark()
+        if message_id not in self._views:
+            self._anchor = None
+            self._remove(set(self._views))
+            self._set_window(index)
+            self.sync()
+        view = self._views[message_id]
+        view.set_found(True)
+        self._hold(view, FOUND_TOP_PX)
+        self._found_timer.start(FOUND_MS)
+        return True
+
+    def _unmark(self) -> None:
+        for view in self._views.values():
+            view.set_found(False)
 
     # Scrolling -------------------------------------------------------------------------------------------------------
 
@@ -241,24 +344,70 @@ class Transcript(QScrollArea):
         return self._follows
 
     def follow(self) -> None:
+        """To the end, and on with it."""
+        self._anchor = None
         self._follows = True
+        if self._end is not None:
+            self._remove(set(self._views))
+            self._set_window(None)
+            self.sync()
         self._range_changed()
 
+    def place(self) -> ScrollPlace | None:
+        """Where the user reads; None: at the end."""
+        if self._follows or not self._views:
+            return None
+        if isinstance(self._anchor, UserView | AnswerView):  # not there yet
+            return ScrollPlace(self._anchor.message.id, -self._anchor_y)
+        view = next((each for each in self.views if self._y_of(each) + each.height() > 0), self.views[-1])
+        return ScrollPlace(view.message.id, -self._y_of(view))
+
+    def _y_of(self, view: QWidget) -> int:
+        """Of its top, below the top of what is in sight."""
+        return view.mapTo(self.viewport(), QPoint(0, 0)).y()
+
+    def _hold(self, view: QWidget, y: int) -> None:
+        """Keeps a message at a height of the screen until all have found theirs."""
+        self._follows = False
+        self._anchor, self._anchor_y = view, y
+        self._settle_timer.start(FIRST_SETTLE_MS)
+        QTimer.singleShot(0, self, self._range_changed)  # the total height may stay as it is
+
     def _range_changed(self) -> None:
+        if self._follows or self._anchor is not None:
+            self._align()
+        if self._anchor is not None:
+            self._settle_timer.start(SETTLE_MS)
+
+    def _align(self) -> None:
         bar = self.verticalScrollBar()
         if self._follows:
             bar.setValue(bar.maximum())
         elif self._anchor is not None:
             bar.setValue(self._anchor.mapTo(self.widget(), QPoint(0, 0)).y() - self._anchor_y)
-            self._settle_timer.start(SETTLE_MS)
 
     def _settled(self) -> None:
+        self._align()
         self._anchor = None
+        self._scrolled(self.verticalScrollBar().value())
 
     def _scrolled(self, value: int) -> None:
         if self._anchor is not None:
             return
-        self._follows = value >= self.verticalScrollBar().maximum() - BOTTOM_PX
+        self._follows = self._end is None and value >= self.verticalScrollBar().maximum() - BOTTOM_PX
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        self._anchor = None  # the user knows better
+        super().wheelEvent(event)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        self._anchor = None
+        bar = self.verticalScrollBar()
+        ends = {Qt.Key.Key_Home: bar.minimum(), Qt.Key.Key_End: bar.maximum()}
+        if event.key() in ends:
+            bar.setValue(ends[event.key()])
+        else:
+            super().keyPressEvent(event)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
