@@ -33,27 +33,27 @@ MEANINGS: dict[str, dict[str, str]] = {
 }
 """In a few words, as far as there are any: a discipline is a file, and its name alone will do."""
 NAMES: dict[str, str] = {
-    "discipline": "discipline",
-    "order": "order",
-    "preemption": "preemption",
+    "discipline": tr("discipline"),
+    "order": tr("order"),
+    "preemption": tr("preemption"),
     "max_num_seqs": tr("max sequences"),
-    "max_num_batched_tokens": "budget",
+    "max_num_batched_tokens": tr("budget"),
     "chunked_prefill": tr("chunked prefill"),
     "chunk_size": tr("chunk size"),
-    "watermark": "watermark",
-    "ageing": "ageing",
+    "watermark": tr("watermark"),
+    "ageing": tr("ageing"),
     "user_weights": tr("user weights"),
     "static_delivery": tr("static delivery"),
     "waiting_served_ratio": tr("waiting-served ratio"),
     "max_waiting_tokens": tr("max waiting tokens"),
-    "speculative": "speculation",
+    "speculative": tr("speculation"),
     "draft_tokens": tr("draft tokens"),
 }
 """What each knob is called in the window, by its field of :class:`SchedulerConfig`."""
 UNSET: dict[str, str] = {
-    "max_num_batched_tokens": "auto",
+    "max_num_batched_tokens": tr("auto"),
     "chunk_size": tr("the budget's rest"),
-    "ageing": "none",
+    "ageing": tr("none"),
 }
 """What a knob without a value does."""
 
@@ -67,13 +67,13 @@ def meaning(knob: str, value: str) -> str:
 def value_text(knob: str, value: object) -> str:
     """A knob's value for people: ``1,024``, ``on``, ``auto``."""
     if value is None:
-        return UNSET.get(knob, "none")
+        return UNSET.get(knob, tr("none"))
     if isinstance(value, bool):
-        return "on" if value else "off"
+        return tr("on") if value else tr("off")
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, dict):
-        return ", ".join(f"{user} {weight:g}" for user, weight in value.items()) or "equal"
+        return ", ".join(f"{user} {weight:g}" for user, weight in value.items()) or tr("equal")
     return str(value)

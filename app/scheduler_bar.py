@@ -6,7 +6,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QAction, QActionGroup
 from PySide6.QtWidgets import QHBoxLayout, QMenu, QToolButton, QWidget
 
-from app.knob_words import KNOBS, meaning
+from app.knob_words import KNOBS, NAMES, meaning
 from app.theme import SPACING
 from app.translation import tr
 from engine.config import SchedulerConfig
@@ -37,7 +37,7 @@ class KnobButton(QToolButton):
         self.setMenu(menu)
         self.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
         self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
-        self.setAccessibleName(knob.capitalize())
+        self.setAccessibleName(NAMES[knob].capitalize())
 
     def show_value(self, value: str, pending: str = "") -> None:
         """``pending``: the value that takes over when the batch has drained."""

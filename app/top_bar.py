@@ -82,12 +82,14 @@ class TopBar(QWidget):
         self._due.timeout.connect(self._refresh_rates)
         self.model_button = _menu_button(tr("No model"), model_menu, tr("Model menu"))
         self.view_button = _menu_button(tr("View"), view_menu, tr("View menu"))
-        self.running = Gauge("running", tr("Requests in the batch"))
-        self.waiting = Gauge("waiting", tr("Requests in the queue, preempted ones included"))
-        self.kv = Gauge(tr("KV"), tr("Share of the KV blocks that requests refer to"))
-        self.preempted = Gauge("preempted", tr("Preemptions since the engine started"))
-        self.output = Gauge("output", tr("Output tokens per second, the mean over the steps of the last two seconds"))
-        self.ttft = Gauge(tr("TTFT p50"), tr("Median time from arrival to first token, of the last minute"))
+        self.running = Gauge(tr("running"), tr("Requests in the batch"))
+        self.waiting = Gauge(tr("waiting"), tr("Requests in the queue, preempted ones included"))
+        self.kv = Gauge("KV", tr("Share of the KV blocks that requests refer to"))
+        self.preempted = Gauge(tr("preempted"), tr("Preemptions since the engine started"))
+        self.output = Gauge(
+            tr("output"), tr("Output tokens per second, the mean over the steps of the last two seconds")
+        )
+        self.ttft = Gauge("TTFT p50", tr("Median time from arrival to first token, of the last minute"))
         self.scheduler = SchedulerBar()
         self.pending = Figure("muted")
         """That a discipline takes over, and when."""
@@ -100,7 +102,7 @@ class TopBar(QWidget):
         row = QHBoxLayout(self)
         row.setContentsMargins(PADDING[0], 7, PADDING[2], 7)
         row.setSpacing(SPACING)
-        row.addWidget(label(tr("Batchscope"), "title"))
+        row.addWidget(label("Batchscope", "title"))
         row.addSpacing(4)
         row.addWidget(self.model_button)
         row.addWidget(self.view_button)
@@ -116,7 +118,7 @@ class TopBar(QWidget):
     def show_model(self, info: ModelInfo | None, name: str = tr("No model")) -> None:
         """What is loaded, or ``name`` where nothing is."""
         if info is not None:
-            device = tr("CPU") if info.device == "cpu" else info.device.upper()
+            device = "CPU" if info.device == "cpu" else info.device.upper()
             self.model_button.setToolTip(_model_sentence(info))
             self.model_button.setText(f"{self._elided(info.name)} · {info.dtype} · {device} ▾")
         else:

@@ -126,7 +126,7 @@ class TourBar(QWidget):
 
     def show_stop(self, index: int) -> None:
         stop = STOPS[index]
-        self.title.setText(f"{index + 1} of {len(STOPS)}: {stop.title}")
+        self.title.setText(tr("{number} of {stops}: {title}", number=index + 1, stops=len(STOPS), title=stop.title))
         self.text.setText(stop.text)
         self.back.setEnabled(index > 0)
         self.next.setText(tr("Next") if index + 1 < len(STOPS) else tr("Finish"))
@@ -251,7 +251,7 @@ class Tour(QObject):
         self._due = False
         window.load_panel.show_scenario(scenario)
         window.load_panel.start()
-        self.bar.state.setText("running")
+        self.bar.state.setText(tr("running"))
 
     def _load_finished(self, summary: dict[str, object]) -> None:
         if self.index is None:

@@ -44,11 +44,11 @@ class ArrivalsForm(QWidget):
         self.end = decimal(tr("Requests per second at the end of the ramp"), 0.01, MOST_RATE, 4.0)
         self._ramp = pair(self.start, self.end)
         self._form = form_layout(self)
-        self._form.addRow("come", self.kind)
+        self._form.addRow(tr("come"), self.kind)
         self._form.addRow(tr("in flight"), self.concurrency)
         self._form.addRow(tr("per second"), self.rate)
         self._form.addRow(tr("per second"), self._ramp)
-        self._form.addRow("burstiness", self.burstiness)
+        self._form.addRow(tr("burstiness"), self.burstiness)
         for box in (self.concurrency, self.rate, self.burstiness, self.start, self.end):
             box.valueChanged.connect(lambda _value: self.changed.emit())
         self.kind.currentIndexChanged.connect(self._show_fields)

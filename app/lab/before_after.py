@@ -170,10 +170,8 @@ _FIGURES: tuple[_Kind, ...] = (
         _per_second("prompt"),
         _number,
     ),
-    *_latency(
-        tr("TTFT"), lambda history: history.latency.ttft, tr("the time from arrival to the first token, requests")
-    ),
-    *_latency(tr("ITL"), lambda history: history.latency.itl, tr("the time between two tokens, gaps")),
+    *_latency("TTFT", lambda history: history.latency.ttft, tr("the time from arrival to the first token, requests")),
+    *_latency("ITL", lambda history: history.latency.itl, tr("the time between two tokens, gaps")),
     _Kind("running", tr("Requests in the batch, mean over time, steps"), _mean("running", "seconds"), _number),
     _Kind("waiting", tr("Requests in the queue, mean over time, steps"), _mean("waiting", "seconds"), _number),
     _Kind("preempt/min", tr("Preemptions per minute, steps"), _per_second("preemptions", 60.0), _number),

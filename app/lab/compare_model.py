@@ -57,9 +57,9 @@ KNOBS = (
     Knob("block_size", tr("block size"), ("8", "16", "32"), tr("tokens per KV block")),
     Knob("prefix_cache", tr("prefix cache"), ("on", "off")),
     Knob("watermark", "watermark", ("0", "0.05", "0.2"), tr("share of the pool that admission leaves free")),
-    Knob("preemption", "preemption", PREEMPTIONS),
-    Knob("order", "order", ORDERS),
-    Knob("speculative", "speculation", ("off", "ngram")),
+    Knob("preemption", tr("preemption"), PREEMPTIONS),
+    Knob("order", tr("order"), ORDERS),
+    Knob("speculative", tr("speculation"), ("off", "ngram")),
 )
 
 

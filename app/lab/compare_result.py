@@ -220,4 +220,4 @@ def _definition_of(kind: str) -> str:
 
 
 def efficiency_formulas() -> str:
-    return "\n".join(f"{name}: {DEFINITIONS[name]}" for name in ("η", tr("useful share")))
+    return "\n".join(f"{name}: {DEFINITIONS[name]}" for name in ("η", "useful share"))

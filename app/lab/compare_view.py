@@ -80,7 +80,7 @@ class CompareView(QWidget):
         self._choices = QFormLayout()
         self._choices.setSpacing(SPACING)
         self._choices.setLabelAlignment(Qt.AlignmentFlag.AlignLeft)
-        self._choices.addRow("baseline", self.baseline)
+        self._choices.addRow(tr("baseline"), self.baseline)
         self._choices.addRow(tr("timelines of seed"), self.seed)
         for widget in (self.title, self.about, self.watch, self.faults):
             column.addWidget(widget)

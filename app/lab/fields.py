@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.theme import SPACING
+from app.translation import tr
 from app.widgets import label
 
 LEAST_PX = 64
@@ -76,7 +77,7 @@ def sentence(role: str) -> QLabel:
     return result
 
 
-def pair(low: QWidget, high: QWidget, between: str = "to") -> QWidget:
+def pair(low: QWidget, high: QWidget, between: str = tr("to")) -> QWidget:
     """Two fields with a word between them."""
     result = QWidget()
     row = QHBoxLayout(result)

@@ -7,6 +7,7 @@ from PySide6.QtWidgets import QHBoxLayout, QPushButton, QSizePolicy, QVBoxLayout
 
 from app.chat.elided import ElidedLabel
 from app.theme import SPACING
+from app.translation import tr
 
 OPEN, CLOSED = "▾", "▸"
 
@@ -53,7 +54,8 @@ class Fold(QWidget):
 
     def _toggle(self, wanted: bool) -> None:
         self.heading.setText(f"{OPEN if wanted else CLOSED}  {self._title}")
-        self.heading.setAccessibleName(f"{self._title}, {'open' if wanted else 'folded'}")
+        name = tr("{title}, open", title=self._title) if wanted else tr("{title}, folded", title=self._title)
+        self.heading.setAccessibleName(name)
         self.content.setVisible(wanted)
         self.summary.setVisible(not wanted)
         self.toggled.emit(wanted)

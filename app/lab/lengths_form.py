@@ -18,11 +18,11 @@ MOST = 1_000_000
 WIDE_PX = 330
 """From this width on the fields stand beside the distribution, else below it."""
 KINDS = {
-    "uniform": ("uniform", tr("Every length between two, equally likely")),
-    "constant": ("constant", tr("All have the same length")),
-    "lognormal": ("lognormal", tr("median · exp(σ · N(0, 1)): most short, a few long, as in conversations")),
-    "exponential": ("exponential", tr("Many short, few long")),
-    "normal": ("normal", tr("mean ± standard deviation")),
+    "uniform": (tr("uniform"), tr("Every length between two, equally likely")),
+    "constant": (tr("constant"), tr("All have the same length")),
+    "lognormal": (tr("lognormal"), tr("median · exp(σ · N(0, 1)): most short, a few long, as in conversations")),
+    "exponential": (tr("exponential"), tr("Many short, few long")),
+    "normal": (tr("normal"), tr("mean ± standard deviation")),
     "list": (tr("list, in turn"), tr("Lengths that are gone through one after the other")),
 }
 

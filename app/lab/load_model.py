@@ -21,7 +21,7 @@ NOT_READY: dict[str, str] = {
     "dead": tr("The engine has died: restart it, then start the load."),
 }
 """State of the engine -> what stands between it and a load."""
-LIVE_ROWS = ((tr("TTFT"), "ttft"), (tr("TPOT"), "tpot"), (tr("ITL"), "itl"), (tr("E2EL"), "e2el"))
+LIVE_ROWS = (("TTFT", "ttft"), ("TPOT", "tpot"), ("ITL", "itl"), ("E2EL", "e2el"))
 ORIGIN_ROWS = (
     (tr("due TTFT"), "schedule_ttft"),
     (tr("due E2EL"), "schedule_e2el"),
@@ -29,7 +29,7 @@ ORIGIN_ROWS = (
     (tr("service E2EL"), "service_e2el"),
 )
 """From the intended arrival, and from the first admission."""
-LIVE_COLUMNS = ("mean", "p50", "p90", "p99")
+LIVE_COLUMNS = (tr("mean"), "p50", "p90", "p99")
 
 
 def shape_fault(shape: WorkloadShape, max_model_len: int | None) -> str:
@@ -180,9 +180,9 @@ def _knob(value: Any) -> str:
     if value is None:
         return "automatic"
     if isinstance(value, bool):
-        return "on" if value else "off"
+        return tr("on") if value else tr("off")
     if isinstance(value, dict):
-        return ",".join(f"{user}={weight:g}" for user, weight in value.items()) or "none"
+        return ",".join(f"{user}={weight:g}" for user, weight in value.items()) or tr("none")
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
@@ -240,16 +240,16 @@ def result_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         return NOT_AVAILABLE if value is None else f"{value:,.{digits}f}{unit}"
 
     rows = [
-        ("completed", f"{number('completed')} of {number('num_prompts')}"),
-        ("failed", number("failed")),
-        ("duration", number("duration", 1, " s")),
+        (tr("completed"), f"{number('completed')} of {number('num_prompts')}"),
+        (tr("failed"), number("failed")),
+        (tr("duration"), number(tr("duration"), 1, " s")),
         (tr("prompt tokens"), number("total_input_tokens")),
         (tr("output tokens"), number("total_output_tokens")),
         (tr("output tokens/s"), number("output_throughput", 1)),
         (tr("all tokens/s"), number("total_token_throughput", 1)),
-        ("requests/s", number("request_throughput", 2)),
+        (tr("requests/s"), number("request_throughput", 2)),
         (tr("most at once"), number("max_concurrent_requests")),
-        ("preemptions", number("preemptions")),
+        (tr("preemptions"), number("preemptions")),
         (tr("recomputed tokens"), number("recomputed_tokens")),
         (tr("prefix-hit tokens"), number("prefix_hit_tokens")),
     ]

@@ -26,7 +26,7 @@ class MeasureForm(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.warm_up_field = whole(tr("Warm-up requests"), 0, MOST_WARM_UPS, 0, lowest="none")
+        self.warm_up_field = whole(tr("Warm-up requests"), 0, MOST_WARM_UPS, 0, lowest=tr("none"))
         self.warm_up_field.setToolTip(tr("Requests with prompts of their own before the clock starts; not counted"))
         self.limits = {
             name: whole(
@@ -35,12 +35,12 @@ class MeasureForm(QWidget):
                 MOST_MILLISECONDS,
                 0,
                 suffix=" ms",
-                lowest="none",
+                lowest=tr("none"),
             )
             for name in OBJECTIVES
         }
         form = form_layout(self)
-        form.addRow("warm-up", self.warm_up_field)
+        form.addRow(tr("warm-up"), self.warm_up_field)
         for name, box in self.limits.items():
             box.setToolTip(TIPS[name])
             form.addRow(f"{name.upper()} ≤", box)

@@ -29,7 +29,7 @@ class RangesForm(QWidget):
         self.output = LengthsForm("answer", 16, 64, theme)
         self.priorities = PriorityMix()
         self.users = UserMix()
-        self.prefix_tokens = whole(tr("Tokens that prompts begin with alike"), 0, 1_000_000, 0, lowest="none")
+        self.prefix_tokens = whole(tr("Tokens that prompts begin with alike"), 0, 1_000_000, 0, lowest=tr("none"))
         self.prefix_groups = whole(tr("Groups that begin alike"), 1, 10_000, 1, prefix="groups ")
         self.seed = whole(tr("Seed"), 0, 1_000_000, 0)
         self.mixes = Fold(tr("Mixes"), self._mixes())
@@ -46,21 +46,21 @@ class RangesForm(QWidget):
         column.setSpacing(SPACING // 2)
         usual = QWidget()
         form = form_layout(usual)
-        form.addRow("requests", self.requests)
-        form.addRow("prompts", self.prompt)
-        form.addRow("answers", self.output)
+        form.addRow(tr("requests"), self.requests)
+        form.addRow(tr("prompts"), self.prompt)
+        form.addRow(tr("answers"), self.output)
         column.addWidget(usual)
         column.addWidget(self.mixes)
 
     def _mixes(self) -> QWidget:
         content = QWidget()
         form = form_layout(content)
-        form.addRow("priorities", self.priorities)
-        form.addRow("users", self.users)
+        form.addRow(tr("priorities"), self.priorities)
+        form.addRow(tr("users"), self.users)
         shared = pair(self.prefix_tokens, self.prefix_groups, "")
         shared.setToolTip(tr("Tokens before the drawn prompt length that the requests of a group have in common"))
-        form.addRow("shared", shared)
-        form.addRow("seed", self.seed)
+        form.addRow(tr("shared"), shared)
+        form.addRow(tr("seed"), self.seed)
         return content
 
     def shape(self) -> WorkloadShape:

@@ -22,7 +22,7 @@ MOST_REQUESTS = 10_000
 """Of a probe."""
 DOT = 4.0
 """Half the width of a mark, in pixels."""
-HELD = LegendEntry("held", "decode", "dot")
+HELD = LegendEntry(tr("held"), "decode", "dot")
 GREW = LegendEntry(tr("the queue grew"), "preempted", "triangle")
 EVEN = LegendEntry(tr("achieved = offered"), "muted", "dashed")
 
@@ -94,7 +94,7 @@ class RateView(QWidget):
         self.sentence = sentence("")
         self.legend = Legend(theme, [HELD, GREW, EVEN])
         self.plot = RatePlot(theme)
-        self.table = FigureTable(tr("Probes"), theme, ("achieved/s", tr("P99 TTFT"), "queue"))
+        self.table = FigureTable(tr("Probes"), theme, ("achieved/s", "P99 TTFT", "queue"))
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(SPACING // 2)

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from app.lab.load_run import LoadRun
     from app.selection import Selection
 
-COLUMNS = ("request", "priority", "tokens", tr("TTFT"), tr("E2EL"), "goals", "ended")
+COLUMNS = (tr("request"), tr("priority"), tr("tokens"), "TTFT", "E2EL", tr("goals"), tr("ended"))
 FIGURES = (1, 2, 3, 4)
 WIDTHS = (58, 54, 74, 58, 58, 58, 54)
 """Of the columns, in pixels at least; what room there is more is shared out alike."""
-GIVE_WAY = ("ended", "priority")
+GIVE_WAY = (tr("ended"), tr("priority"))
 """Columns that are left out where there is no room for all, in this order."""
 LEAST_ROWS, USUAL_ROWS = 3, 8
 """Rows that are seen at once, where there are so many."""

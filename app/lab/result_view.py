@@ -158,7 +158,7 @@ class LoadFigures(QWidget):
         self.percentiles.show_figures(figures)
         self.origins.show_figures(figures)
         parts = (f"{name} {milliseconds(figures[f'p99_{key}_e2el_ms'])}" for name, key in ORIGINS)
-        self.origins_fold.say(tr("P99 E2EL: ") + ", ".join(parts))
+        self.origins_fold.say("P99 E2EL: " + ", ".join(parts))
 
     def show_summary(self, summary: dict[str, Any]) -> None:
         self.show_latencies(summary)

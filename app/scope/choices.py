@@ -13,7 +13,12 @@ from PySide6.QtWidgets import QMenu, QToolButton, QWidget
 from app.translation import tr
 from app.widgets import set_role
 
-WINDOWS: tuple[tuple[str, float], ...] = (("10 s", 10.0), ("1 min", 60.0), ("5 min", 300.0), (tr("all kept"), math.inf))
+WINDOWS: tuple[tuple[str, float], ...] = (
+    ("10 s", 10.0),
+    (tr("1 min"), 60.0),
+    (tr("5 min"), 300.0),
+    (tr("all kept"), math.inf),
+)
 """What may be chosen, in seconds."""
 USUAL_WINDOW = 60.0
 

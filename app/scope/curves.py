@@ -101,7 +101,7 @@ class ThroughputPanel(ScopePanel):
 
 def _throughput_entries(prompt: float | None) -> list[LegendEntry]:
     rate = f" {prompt:,.0f} tok/s" if prompt is not None else ""
-    return [LegendEntry("output", "decode", "line"), LegendEntry(f"prompt{rate}", "prefill", "dashed")]
+    return [LegendEntry(tr("output"), "decode", "line"), LegendEntry(tr("prompt") + rate, "prefill", "dashed")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +257,7 @@ class LatencyPanel(ScopePanel):
         self.priority_choice = MenuChoice(
             tr("Priority"), tr("Of the requests of all priorities, or of one: the lower goes first")
         )
-        self.priority_choice.set_options([("all", None)])
+        self.priority_choice.set_options([(tr("all"), None)])
         self.priority_choice.hide()
         self.window_choice = window_choice()
         for choice in (self.priority_choice, self.window_choice):
@@ -286,7 +286,7 @@ class LatencyPanel(ScopePanel):
         choice = self.priority_choice
         if choice.value is not None and choice.value not in seen:
             seen = sorted({*seen, choice.value})  # what was chosen is not taken back while it has no samples
-        choice.set_options([("all", None), *((tr("prio {p:,}", p=p), p) for p in seen)])
+        choice.set_options([(tr("all"), None), *((tr("prio {p:,}", p=p), p) for p in seen)])
         choice.setVisible(len(seen) > 1 or choice.value is not None)
 
     def _say(self, ttft: Percentiles, itl: Percentiles, e2el: Percentiles) -> None:
@@ -317,7 +317,7 @@ _MEANINGS = {
 
 
 def _latency_rows(ttft: Percentiles, itl: Percentiles, e2el: Percentiles) -> list[FigureRow]:
-    named = ((tr("TTFT"), ttft, "dot"), (tr("ITL"), itl, "line"), (tr("E2EL"), e2el, "frame"))
+    named = (("TTFT", ttft, "dot"), ("ITL", itl, "line"), ("E2EL", e2el, "frame"))
     return [
         FigureRow(
             name,

@@ -33,7 +33,7 @@ class DecisionsModel(ColumnModel):
     """A sentence a row, with the dot of the request that it is about."""
 
     def __init__(self, theme: Theme, parent: QObject | None = None) -> None:
-        super().__init__(theme, ("", "decision"), ("", tr("What the step decided")), parent)
+        super().__init__(theme, ("", tr("decision")), ("", tr("What the step decided")), parent)
         self.rows: list[Decision] = []
 
     def show_rows(self, rows: list[Decision]) -> None:

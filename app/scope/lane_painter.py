@@ -36,14 +36,14 @@ NAMES = {
     SpanKind.STALLED: tr("running, left out by the budget"),
 }
 LEGEND = {
-    SpanKind.WAITING: LegendEntry("waiting", "waiting", "line"),
-    SpanKind.PREFILL: LegendEntry("prefill", "prefill"),
-    SpanKind.DECODE: LegendEntry("decode", "decode"),
-    SpanKind.RECOMPUTE: LegendEntry("recomputed", "preempted", "hatch"),
-    SpanKind.PADDING: LegendEntry("padding", "padding", "weave"),
-    SpanKind.SWAPPED: LegendEntry("swapped", "swapped", "checker"),
+    SpanKind.WAITING: LegendEntry(tr("waiting"), "waiting", "line"),
+    SpanKind.PREFILL: LegendEntry(tr("prefill"), "prefill"),
+    SpanKind.DECODE: LegendEntry(tr("decode"), "decode"),
+    SpanKind.RECOMPUTE: LegendEntry(tr("recomputed"), "preempted", "hatch"),
+    SpanKind.PADDING: LegendEntry(tr("padding"), "padding", "weave"),
+    SpanKind.SWAPPED: LegendEntry(tr("swapped"), "swapped", "checker"),
 }
-PREEMPTED = LegendEntry("preempted", "preempted", "triangle")
+PREEMPTED = LegendEntry(tr("preempted"), "preempted", "triangle")
 DRAFTS = (LegendEntry(tr("accepted drafts"), "draft"), LegendEntry(tr("rejected drafts"), "draft", "hatch"))
 _NAMED_WHEN_SEEN = frozenset({SpanKind.PADDING, SpanKind.SWAPPED})
 """They take room in the legend only in runs that have them."""

@@ -19,7 +19,7 @@ from app.words import bytes_label, count, seconds_label
 from engine.events import Preempted
 from engine.request import request_name
 
-COLUMNS = ("step", "request", "for", "cost", "lost", "rule")
+COLUMNS = (tr("step"), tr("request"), tr("for"), tr("cost"), tr("lost"), tr("rule"))
 _WIDTHS = (48, 58, 58, 140, 54)
 _BRIEF_WIDTHS = (48, 54, 54, 84, 54)
 _STEP, _REQUEST, _FOR, _COST, _LOST, _RULE = range(len(COLUMNS))

@@ -39,12 +39,12 @@ STRIP_FROM = 110
 """Logical pixels of the whole plot from which there is room for them."""
 GAP = 4
 LEGEND = {
-    "decode": LegendEntry("decode", "decode"),
-    "prefill": LegendEntry("prefill", "prefill"),
-    "recompute": LegendEntry("recomputed", "preempted", "hatch"),
-    "accepted": LegendEntry("draft", "draft", "stripe"),
-    "rejected": LegendEntry("rejected", "draft", "hatch"),
-    "padding": LegendEntry("padding", "padding", "weave"),
+    "decode": LegendEntry(tr("decode"), "decode"),
+    "prefill": LegendEntry(tr("prefill"), "prefill"),
+    "recompute": LegendEntry(tr("recomputed"), "preempted", "hatch"),
+    "accepted": LegendEntry(tr("draft"), "draft", "stripe"),
+    "rejected": LegendEntry(tr("rejected"), "draft", "hatch"),
+    "padding": LegendEntry(tr("padding"), "padding", "weave"),
 }
 """Name, colour and pattern of each layer, the lowest first."""
 CAP = "cap"
@@ -290,12 +290,12 @@ class OccupancyPlot(Plot):
 
 
 _TOLD = {
-    "decode": "decode",
-    "prefill": "prefill",
-    "recompute": "recomputed",
+    "decode": tr("decode"),
+    "prefill": tr("prefill"),
+    "recompute": tr("recomputed"),
     "accepted": tr("accepted drafts"),
     "rejected": tr("rejected drafts"),
-    "padding": "padding",
+    "padding": tr("padding"),
 }
 
 

@@ -114,7 +114,7 @@ def _pixmap(widget: QWidget) -> QPixmap:
 def _png(widget: QWidget) -> bytes:
     buffer = QBuffer()
     buffer.open(QIODevice.OpenModeFlag.WriteOnly)
-    _pixmap(widget).save(buffer, tr("PNG"))
+    _pixmap(widget).save(buffer, "PNG")
     return buffer.data().data()
 
 

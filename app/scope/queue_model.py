@@ -15,7 +15,7 @@ from app.translation import tr
 from app.words import count
 from engine.request import request_name
 
-COLUMNS = ("request", "state", "tokens", "blocks", "prio", "user", "wait", "why")
+COLUMNS = (tr("request"), tr("state"), tr("tokens"), tr("blocks"), tr("prio"), tr("user"), tr("wait"), tr("why"))
 REQUEST, STATE, TOKENS, BLOCKS, PRIORITY, USER, WAIT, WHY = range(len(COLUMNS))
 _TIPS = (
     tr("Number of the request, in its hue"),
@@ -27,7 +27,7 @@ _TIPS = (
     tr("How long it is expected to wait still, from the pace of the line in the last minute"),
     tr("What it does, or why it waits"),
 )
-_STATE_NAMES = {"stalled": "running"}
+_STATE_NAMES = {"stalled": tr("running")}
 MOST_MOVES = 24
 """Of more rows that come and go in one step the table is filled anew."""
 DRAGGED = "application/x-batchscope-request"

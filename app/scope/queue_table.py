@@ -62,7 +62,7 @@ class QueuePanel(ScopePanel):
         self._following = False
 
     def _layout(self) -> QWidget:
-        self._priority_title = label("priority", "muted")
+        self._priority_title = label(tr("priority"), "muted")
         field = QHBoxLayout()
         field.setSpacing(SPACING)
         field.addWidget(self._priority_title)

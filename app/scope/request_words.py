@@ -30,20 +30,23 @@ def find_request(state: RunState, request_id: int) -> RequestState | None:
 def request_figures(request: RequestState, now: float, begin: float) -> list[tuple[str, str]]:
     """now: engine clock at the step; begin: at the first arrival of the run, from which arrivals are counted."""
     rows = [
-        ("arrived", f"at {seconds_label(max(0.0, request.arrival_time - begin))}"),
-        ("prompt", count(request.prompt_tokens, "token")),
-        ("answer", f"{request.output_tokens:,} of {request.max_tokens:,}"),
-        ("computed", count(request.num_computed, "token")),
-        ("cached", count(request.cached_tokens, "token")),
-        (tr("TTFT"), _first_token(request, now)),
-        ("preempted", {0: "never", 1: "once"}.get(request.preemptions, f"{request.preemptions:,} times")),
-        ("blocks", _blocks(request)),
-        ("priority", str(request.priority)),
+        (tr("arrived"), tr("at {time}", time=seconds_label(max(0.0, request.arrival_time - begin)))),
+        (tr("prompt"), count(request.prompt_tokens, "token")),
+        (tr("answer"), f"{request.output_tokens:,} of {request.max_tokens:,}"),
+        (tr("computed"), count(request.num_computed, "token")),
+        (tr("cached"), count(request.cached_tokens, "token")),
+        ("TTFT", _first_token(request, now)),
+        (
+            tr("preempted"),
+            {0: tr("never"), 1: tr("once")}.get(request.preemptions, tr("{times:,} times", times=request.preemptions)),
+        ),
+        (tr("blocks"), _blocks(request)),
+        (tr("priority"), str(request.priority)),
     ]
     if request.user:
         rows.append(("user", request.user))
     if request.finished_time is not None:
-        rows.append((tr("E2EL"), seconds_label(request.finished_time - request.arrival_time)))
+        rows.append(("E2EL", seconds_label(request.finished_time - request.arrival_time)))
     return rows
 
 

@@ -30,11 +30,11 @@ from app.words import NOT_AVAILABLE, bytes_label, count, percent, seconds_label
 from engine.compare_svg import nice_step
 
 SWATCHES = {
-    "schedule": LegendEntry("schedule", "muted"),
-    "prepare": LegendEntry("prepare", "padding", "weave"),
-    "forward": LegendEntry("forward", "accent"),
-    "sample": LegendEntry("sample", "draft", "stripe"),
-    "detokenise": LegendEntry("detokenise", "swapped", "checker"),
+    "schedule": LegendEntry(tr("schedule"), "muted"),
+    "prepare": LegendEntry(tr("prepare"), "padding", "weave"),
+    "forward": LegendEntry(tr("forward"), "accent"),
+    "sample": LegendEntry(tr("sample"), "draft", "stripe"),
+    "detokenise": LegendEntry(tr("detokenise"), "swapped", "checker"),
 }
 """Name, colour and pattern of each part, in the order in which they are done, the lowest first."""
 _MEANINGS = {
@@ -176,7 +176,7 @@ def load_rows(loads: dict[str, ProcessLoad], gpu: GpuLoad | None) -> list[Figure
             "Share of time in which the GPU computed, and its memory in use, of {total} (NVML)",
             total=bytes_label(gpu.total),
         )
-        rows.append(FigureRow(tr("GPU"), (f"{100 * gpu.busy:.0f} %", bytes_label(gpu.memory)), tip=tip))
+        rows.append(FigureRow("GPU", (f"{100 * gpu.busy:.0f} %", bytes_label(gpu.memory)), tip=tip))
     return rows
 
 
