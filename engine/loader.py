@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import hashlib
 import time
@@ -24,7 +25,14 @@ import torch
 
 from engine.config import SPECULATION_OFF, STARTER_MODEL, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
-from engine.execution.device import DeviceChoice, choose_device, cpu_choice, make_backend
+from engine.execution.device import (
+    DeviceChoice,
+    choose_device,
+    cpu_choice,
+    library_choice,
+    make_backend,
+    without_float16,
+)
 from engine.execution.host import available_memory, usable_cores
 from engine.execution.loaded_model import LoadedModel, StorageSize
 from engine.execution.runner import not_finite_cause
@@ -43,11 +51,15 @@ from engine.execution.sizing import (
 from engine.failures import describe
 from engine.messages import ModelInfo
 from engine.models.checkpoint import Checkpoint, Progress, resolve_model
-from engine.models.errors import ModelLoadError
+from engine.models.errors import ModelLoadError, NotFiniteError
+from engine.models.transformers_spec import ModelSpec, TransformersSpec
 from engine.scheduling.costs import PreemptionCosts
 from engine.text.codec import TextCodec
 from kernels.backend import Backend
-from kernels.spec import DecoderSpec, StepBatch
+from kernels.spec import StepBatch
+
+SAMPLE_TEXT = "At half past seven the first bus leaves the square; whoever is late waits 20 minutes for the next."
+"""What a model reads first, to see whether its numbers fit the type they are kept in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +153,15 @@ def load_engine(
         choice = choose_device(config)
         threads = config.threads or usable_cores()
         torch.set_num_threads(threads)
+        source = _Source(config, checkpoint, draft, coming.result)
         try:
-            ready = _prepare(config, checkpoint, draft, choice, progress)
+            ready = _prepare_finite(source, choice, progress)
         except Exception as error:
             if not choice.is_gpu or config.device == "cuda":
                 raise
             # Whatever a GPU or its compiler raises, the model still runs on the CPU; asked once, not again and again.
             choice = cpu_choice(config, f"the GPU failed ({describe(error)})")
-            ready = _prepare(config, checkpoint, draft, choice, progress)
+            ready = _prepare_finite(source, choice, progress)
         codec = coming.result()
     progress("Reading the weights once for their SHA-256", 0, 0)
     make_core = partial(
@@ -166,7 +179,7 @@ def load_engine(
         clock=clock,
     )
     core = make_core(scheduler=config.scheduler, drafts=ready.model.draft_name or SPECULATION_OFF)
-    info = _model_info(config, checkpoint, codec, choice, ready, threads, time.perf_counter() - begin)
+    info = _model_info(config, checkpoint, codec, ready, threads, time.perf_counter() - begin)
     # What is loaded stays: a collection within a step need not walk through it.
     gc.collect()
     gc.freeze()
@@ -190,9 +203,21 @@ def _make_core(
 
 
 @dataclass(frozen=True, slots=True)
+class _Source:
+    """What is to be loaded."""
+
+    config: EngineConfig
+    checkpoint: Checkpoint
+    draft: Checkpoint | None
+    codec: Callable[[], TextCodec]
+    """Waits until it is read."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Ready:
     """A model on its device, warmed up."""
 
+    choice: DeviceChoice
     model: LoadedModel
     memory: MemoryPlan
     max_model_len: int
@@ -220,19 +245,30 @@ def _open_draft(model: str, name: str, checkpoint: Checkpoint, codec: TextCodec,
     return draft
 
 
-def _prepare(
-    config: EngineConfig,
-    checkpoint: Checkpoint,
-    draft_checkpoint: Checkpoint | None,
-    choice: DeviceChoice,
-    progress: Progress,
-) -> _Ready:
-    types = (choice.dtype, choice.weight_dtype)
-    spec = checkpoint.spec(*types)
-    draft_spec = None if draft_checkpoint is None else draft_checkpoint.spec(*types)
+def _prepare_finite(source: _Source, choice: DeviceChoice, progress: Progress) -> _Ready:
+    """In float32, where float16 was nobody's wish and is too small for the model's numbers."""
+    try:
+        return _prepare(source, choice, progress)
+    except NotFiniteError:
+        if choice.dtype != torch.float16 or source.config.dtype != "auto":
+            raise
+    # The error is gone, and with it the model that it held in memory.
+    if choice.is_gpu:
+        torch.cuda.empty_cache()
+    return _prepare(source, without_float16(choice), progress)
+
+
+def _prepare(source: _Source, choice: DeviceChoice, progress: Progress) -> _Ready:
+    config, checkpoint = source.config, source.checkpoint
+    available = torch.cuda.mem_get_info(choice.device)[0] if choice.is_gpu else available_memory()
+    own = _choice_for(checkpoint, config, choice, available)
+    spec = checkpoint.spec(own.dtype, own.weight_dtype)
+    drafting = None if source.draft is None else _choice_for(source.draft, config, choice, available)
+    draft_spec = None
+    if source.draft is not None and drafting is not None:
+        draft_spec = source.draft.spec(drafting.dtype, drafting.weight_dtype)
     max_model_len = _max_model_len(config, spec)
     block_size = config.cache.block_size
-    available = torch.cuda.mem_get_info(choice.device)[0] if choice.is_gpu else available_memory()
     memory = plan_memory(
         spec,
         config,
@@ -243,35 +279,60 @@ def _prepare(
         draft=draft_spec,
     )
     stage = f"Loading the weights: about {format_bytes(memory.needed_bytes)} of {format_bytes(available)} free"
-
-    def load(source: Checkpoint, its_spec: DecoderSpec, stage: str) -> Backend:
-        backend = make_backend(choice)
-        backend.load(its_spec, _Counted(source.tensors(its_spec), stage, progress))
-        return backend
-
-    backends, specs = [load(checkpoint, spec, stage)], [spec]
-    if draft_checkpoint is not None and draft_spec is not None:
-        backends.append(load(draft_checkpoint, draft_spec, "Loading the draft model"))
+    backends, specs = [_load(checkpoint, spec, choice, stage, progress)], [spec]
+    if source.draft is not None and draft_spec is not None:
+        backends.append(_load(source.draft, draft_spec, choice, "Loading the draft model", progress))
         specs.append(draft_spec)
-    model = LoadedModel(backends, specs, config.scheduler.speculative if draft_spec is not None else None)
+    limit = config.memory_limit
+    model = LoadedModel(
+        backends,
+        specs,
+        config.scheduler.speculative if draft_spec is not None else None,
+        None if limit is None else limit - memory.weight_bytes,
+    )
     model.allocate(block_size, memory.num_blocks)
     preparation = model.backend.preparation()
     if preparation:
         progress(preparation, 0, 0)
         model.forward(warm_up_batch(1, block_size, choice.device))
     progress("Measuring how many tokens a step may have", 0, 0)
-    step = _measure_step(config, spec, model.forward, choice.device, memory, max_model_len)
+    step = _measure_step(source, spec, model.forward, choice.device, memory, max_model_len)
     model.allocate_host(memory.num_host_blocks)
-    return _Ready(model, memory, max_model_len, step.token_budget, step.seconds_per_token)
+    return _Ready(own, model, memory, max_model_len, step.token_budget, step.seconds_per_token)
 
 
-def _max_model_len(config: EngineConfig, spec: DecoderSpec) -> int:
+def _choice_for(checkpoint: Checkpoint, config: EngineConfig, choice: DeviceChoice, free_bytes: int) -> DeviceChoice:
+    """``choice`` as the checkpoint's family can be run. Raises :class:`ModelLoadError`."""
+    if checkpoint.is_native:
+        return choice
+    spec = checkpoint.spec(choice.dtype)
+    assert isinstance(spec, TransformersSpec)
+    usable = free_bytes if config.memory_limit is None else min(free_bytes, config.memory_limit)
+    return library_choice(choice, config, spec, usable)
+
+
+def _load(checkpoint: Checkpoint, spec: ModelSpec, choice: DeviceChoice, stage: str, progress: Progress) -> Backend:
+    weights = _Counted(checkpoint.tensors(spec), stage, progress)
+    if isinstance(spec, TransformersSpec):
+        # Only where it is needed: the library takes seconds to import.
+        from engine.execution.transformers_backend import TransformersBackend
+
+        borrowed = TransformersBackend(choice.device)
+        borrowed.load(spec, weights)
+        return borrowed
+    backend = make_backend(choice)
+    backend.load(spec, weights)
+    return backend
+
+
+def _max_model_len(config: EngineConfig, spec: ModelSpec) -> int:
     asked = config.max_model_len
     if asked is None:
         return spec.max_position
     if asked > spec.max_position:
+        why = spec.limit_reason if isinstance(spec, TransformersSpec) else ""
         raise ModelLoadError(
-            f"max_model_len is {asked:,}, but the model was made for {spec.max_position:,} tokens; "
+            f"max_model_len is {asked:,}, but {why or f'the model was made for {spec.max_position:,} tokens'}; "
             f"use --max-model-len {spec.max_position} or less.",
             "unsupported",
         )
@@ -279,20 +340,21 @@ def _max_model_len(config: EngineConfig, spec: DecoderSpec) -> int:
 
 
 def _measure_step(
-    config: EngineConfig,
-    spec: DecoderSpec,
+    source: _Source,
+    spec: ModelSpec,
     forward: Callable[[StepBatch], torch.Tensor],
     device: torch.device,
     memory: MemoryPlan,
     max_model_len: int,
 ) -> StepMeasurement:
     """The configured budget or a measured one; either way the model has run and gave finite numbers."""
+    config = source.config
     block_size = config.cache.block_size
     largest = min(max_model_len, memory.num_blocks * block_size)
     forward(warm_up_batch(1, block_size, device))  # a decode: its kernel is compiled now, not in somebody's answer
-    logits = forward(warm_up_batch(min(4, largest), block_size, device))
+    logits = forward(_text_batch(source.codec(), spec.vocab_size, largest, block_size, device))
     if not bool(torch.isfinite(logits).all()):
-        raise ModelLoadError(
+        raise NotFiniteError(
             f"The first step gave no finite numbers; {not_finite_cause(spec.dtype)}.",
             "unsupported" if spec.dtype == torch.float16 else "damaged",
         )
@@ -303,9 +365,20 @@ def _measure_step(
     return StepMeasurement(budget, prefill_seconds(forward, device, size, block_size, time.perf_counter) / size)
 
 
-def _cache_key(checkpoint: Checkpoint, spec: DecoderSpec) -> bytes:
+def _text_batch(codec: TextCodec, vocab_size: int, largest: int, block_size: int, device: torch.device) -> StepBatch:
+    """A step over some real text, as long as fits, with logits of every token."""
+    ids = [token for token in codec.encode(SAMPLE_TEXT) if token < vocab_size][:largest] or [0]
+    batch = warm_up_batch(len(ids), block_size, device)
+    rows = torch.arange(len(ids), device=device)
+    return dataclasses.replace(batch, token_ids=torch.tensor(ids, device=device), logits_rows=rows)
+
+
+def _cache_key(checkpoint: Checkpoint, spec: ModelSpec) -> bytes:
     """Prefixes the hash of every KV block: whatever changes keys and values changes it."""
     digest = hashlib.sha256(checkpoint.sha256.encode())
+    if isinstance(spec, TransformersSpec):
+        digest.update(spec.fingerprint())
+        return digest.digest()
     types = f"{dtype_name(spec.dtype)}|{type_name(spec)}"
     digest.update(f"|{spec.architecture}|{types}|{spec.rope_attention_scaling}|".encode())
     digest.update(spec.inv_freq.numpy().tobytes())
@@ -317,7 +390,6 @@ def _model_info(
     config: EngineConfig,
     checkpoint: Checkpoint,
     codec: TextCodec,
-    choice: DeviceChoice,
     ready: _Ready,
     threads: int,
     load_seconds: float,
@@ -330,9 +402,9 @@ def _model_info(
         weights_sha256=checkpoint.sha256,
         dtype=type_name(ready.model.spec),
         kv_dtype=dtype_name(ready.model.spec.dtype),
-        device=str(choice.device),
+        device=str(ready.choice.device),
         backend=ready.model.backend.name,
-        backend_reason=choice.reason,
+        backend_reason=ready.choice.reason,
         threads=threads,
         vocab_size=ready.model.spec.vocab_size,
         max_model_len=ready.max_model_len,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 LATER = ("torch._meta_registrations", "torch.distributed._meta_registrations")
-"""Modules that nothing here uses."""
+"""Modules that only tensors without values use."""
 _WANTED = "torch._prims.rng_prims"
 """What those would have imported and ``torch.Generator`` cannot do without."""
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -33,6 +33,14 @@ class _Later(types.ModuleType):
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
         return getattr(importlib.import_module(self.__name__), name)
+
+
+def import_the_rest() -> None:
+    """What :func:`quick_import` left out, for who computes with shapes alone."""
+    for name in LATER:
+        if isinstance(sys.modules.get(name), _Later):
+            del sys.modules[name]
+            importlib.import_module(name)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from engine.config import EngineConfig
 from engine.failures import describe
 from engine.models.errors import ModelLoadError
+from engine.models.transformers_spec import TransformersSpec
 from kernels.backend import Backend
 
 
@@ -20,6 +22,8 @@ class DeviceChoice:
     """Why this device and this type; shown by ``doctor`` and kept with a run."""
     weight_dtype: torch.dtype | None = None
     """Type in which the matrices are kept; None: ``dtype``."""
+    device_reason: str = ""
+    """The part of ``reason`` that is about the device; empty: all of it."""
 
     @property
     def is_gpu(self) -> bool:
@@ -51,7 +55,35 @@ def cpu_choice(config: EngineConfig, why: str) -> DeviceChoice:
     # Only where the CPU computes: it brings numba.
     from kernels.cpu.vectors import int8_instruction
 
-    return DeviceChoice(device, torch.bfloat16, f"{why}; int8 products with {int8_instruction()}", torch.int8)
+    reason = f"{why}; int8 products with {int8_instruction()}"
+    return DeviceChoice(device, torch.bfloat16, reason, torch.int8, device_reason=why)
+
+
+def library_choice(choice: DeviceChoice, config: EngineConfig, spec: TransformersSpec, free_bytes: int) -> DeviceChoice:
+    """``choice`` for a model that the Transformers library computes, which has no int8: on a CPU float32 where its
+    weights take at most half of ``free_bytes``, else bfloat16. Raises :class:`ModelLoadError` where int8 was asked for.
+    """
+    whose = f"{spec.architecture} runs through {spec.library}"
+    if config.dtype == "int8":
+        raise ModelLoadError(
+            f"dtype is int8, but {whose}, which does not compute in int8; use --dtype auto, bfloat16 or float32.",
+            "unsupported",
+        )
+    dtype, reason = choice.dtype, f"{choice.reason}; {whose}"
+    if choice.weight_dtype is not None:
+        fits = 2 * spec.parameters * torch.float32.itemsize <= free_bytes
+        dtype = torch.float32 if fits else torch.bfloat16
+        said = "at most half" if fits else "more than half"
+        reason = f"{choice.device_reason}; {whose}, its weights take {said} of the free memory in float32"
+    if spec.limit_reason:
+        reason = f"{reason}; {spec.limit_reason}"
+    return DeviceChoice(choice.device, dtype, reason)
+
+
+def without_float16(choice: DeviceChoice) -> DeviceChoice:
+    """Where float16 was taken because the device has no better type, and a model's numbers are too large for it."""
+    reason = f"{choice.reason}; float32, because this model's numbers are too large for float16"
+    return dataclasses.replace(choice, dtype=torch.float32, reason=reason)
 
 
 def gpu_problem() -> str | None:

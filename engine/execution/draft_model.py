@@ -22,17 +22,18 @@ import torch
 
 from engine.execution.runner import move_blocks, step_batch
 from engine.execution.sampler import sampling_row
+from engine.models.transformers_spec import ModelSpec
 from engine.scheduling.plan import SchedulerOutput
 from kernels.backend import Backend
 from kernels.sampling import SamplingBatch
-from kernels.spec import DecoderSpec, StepBatch
+from kernels.spec import StepBatch
 
 
 class DraftModel:
     """A :class:`engine.execution.proposers.Proposer`. It draws with the request's own parameters and from the same
     (seed, position) as the model, so that where both models agree their tokens do."""
 
-    def __init__(self, backend: Backend, spec: DecoderSpec, block_size: int, name: str) -> None:
+    def __init__(self, backend: Backend, spec: ModelSpec, block_size: int, name: str) -> None:
         """``backend`` has the draft model loaded and as many KV blocks, host blocks too, as the model's own. ``name``:
         as :attr:`engine.config.SchedulerConfig.speculative` has it."""
         self.name = name

@@ -16,11 +16,13 @@ from engine.execution.draft_model import DraftModel
 from engine.execution.host import available_memory
 from engine.execution.proposers import NgramProposer, Proposer
 from engine.execution.runner import ModelRunner
-from engine.execution.sizing import block_move_seconds, fit_blocks
+from engine.execution.sizing import Room, block_move_seconds, fit_blocks, room_for_blocks
 from engine.failures import describe, is_out_of_memory
 from engine.models.errors import ModelLoadError
+from engine.models.footprint import WORKING_BYTES
+from engine.models.transformers_spec import ModelSpec
 from kernels.backend import Backend
-from kernels.spec import DecoderSpec, StepBatch
+from kernels.spec import StepBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +37,22 @@ class StorageSize:
 
 class LoadedModel:
     """``backends`` and ``specs``: the model's own and, where drafts come from a model, that one's, which
-    ``draft_name`` names as :attr:`engine.config.SchedulerConfig.speculative` does."""
+    ``draft_name`` names as :attr:`engine.config.SchedulerConfig.speculative` does. ``most_block_bytes``: what KV blocks
+    may take at most; None: what is free."""
 
-    def __init__(self, backends: Sequence[Backend], specs: Sequence[DecoderSpec], draft_name: str | None) -> None:
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        specs: Sequence[ModelSpec],
+        draft_name: str | None,
+        most_block_bytes: int | None = None,
+    ) -> None:
         self.spec = specs[0]
         self.backend = backends[0]
         self.draft_name = draft_name
         self._backends = list(backends)
         self._specs = list(specs)
+        self._most_block_bytes = most_block_bytes
         self.size = StorageSize(1, 0, 0)
         """Of the storage as it is."""
         self.move_seconds = 0.0
@@ -103,8 +113,8 @@ class LoadedModel:
             return
         self._release(block_size)
         try:
-            free = self._free_bytes()
-            num_host_blocks = fit_blocks(block_size, num_blocks, swap_blocks, self.block_bytes(), *free)
+            room, host_bytes = self._room()
+            num_host_blocks = fit_blocks(block_size, num_blocks, swap_blocks, self.block_bytes(), room, host_bytes)
             self.allocate(block_size, num_blocks)
             self.allocate_host(num_host_blocks)
         except Exception as error:
@@ -125,8 +135,9 @@ class LoadedModel:
         if self.backend.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _free_bytes(self) -> tuple[int, int | None]:
-        """Bytes free on the device and, where that is a GPU, on its host."""
-        if self.backend.device.type == "cuda":
-            return torch.cuda.mem_get_info(self.backend.device)[0], available_memory()
-        return available_memory(), None
+    def _room(self) -> tuple[Room, int | None]:
+        """For blocks on the device and, where that is a GPU, the bytes free on its host."""
+        on_gpu = self.backend.device.type == "cuda"
+        free = torch.cuda.mem_get_info(self.backend.device)[0] if on_gpu else available_memory()
+        room = room_for_blocks(free - WORKING_BYTES, self._most_block_bytes)
+        return room, available_memory() if on_gpu else None

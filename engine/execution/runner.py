@@ -21,10 +21,11 @@ import torch
 from engine.execution.proposers import Proposer, num_accepted
 from engine.execution.sampler import sampling_row
 from engine.execution.sizing import dtype_name
+from engine.models.transformers_spec import ModelSpec
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
 from kernels.backend import Backend
 from kernels.sampling import SampledTokens, SamplingBatch, SamplingRow, TokenLogprobs
-from kernels.spec import DecoderSpec, StepBatch
+from kernels.spec import StepBatch
 
 NOT_FINITE = "the model's output was not a finite number at token {position}, so the answer ends here; {cause}"
 PADDING_TOKEN = 0
@@ -37,7 +38,7 @@ class ModelRunner:
     def __init__(
         self,
         backend: Backend,
-        spec: DecoderSpec,
+        spec: ModelSpec,
         block_size: int,
         clock: Callable[[], float] = time.perf_counter,
         proposer: Proposer | None = None,

@@ -12,9 +12,10 @@ import torch
 from engine.config import EngineConfig
 from engine.models.architecture import expected_tensors
 from engine.models.errors import ModelLoadError
-from engine.models.footprint import WORKING_BYTES, weight_bytes, working_bytes
+from engine.models.footprint import FLOAT32_BYTES, WORKING_BYTES, weight_bytes, working_bytes
+from engine.models.transformers_spec import ModelSpec, TransformersSpec
 from kernels.backend import Backend
-from kernels.spec import DecoderSpec, StepBatch
+from kernels.spec import StepBatch
 
 CPU_POOL_BYTES = 1280 * 2**20
 """A CPU is busy with far fewer tokens than memory could hold; more would only take it from other programs."""
@@ -33,6 +34,7 @@ LARGEST_BUDGET = 2048
 RUNS = 2
 """Every measurement is the best of so many: the first may pay for an operator's set-up or for memory that was never
 touched, and another program may have had the cores meanwhile."""
+_LOGIT_COPIES = 3
 MOVED_BLOCKS = 8
 """Blocks that are moved together to measure what one costs."""
 
@@ -54,15 +56,31 @@ class MemoryPlan:
         return self.weight_bytes + (self.num_blocks + 1) * self.block_bytes + self.working_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes that KV blocks may take, and what bounds them, as the end of a sentence."""
+
+    bytes: int
+    why: str
+
+
+def room_for_blocks(free_bytes: int, limit_bytes: int | None) -> Room:
+    """The smaller of what is free beside the model and its work and what the memory limit leaves beside the weights
+    (None: there is no limit)."""
+    if limit_bytes is not None and limit_bytes < free_bytes:
+        return Room(limit_bytes, "left by the memory limit (memory_limit)")
+    return Room(free_bytes, "free")
+
+
 def plan_memory(
-    spec: DecoderSpec,
+    spec: ModelSpec,
     config: EngineConfig,
     max_model_len: int,
     available_bytes: int,
     *,
     on_gpu: bool,
     host_bytes: int = 0,
-    draft: DecoderSpec | None = None,
+    draft: ModelSpec | None = None,
 ) -> MemoryPlan:
     """Before anything is loaded. Raises :class:`ModelLoadError` of kind ``memory`` that says what is needed and free.
 
@@ -72,25 +90,33 @@ def plan_memory(
     specs = [spec] if draft is None else [spec, draft]
     weight_bytes = sum(map(_weight_bytes, specs))
     block_bytes = sum(_block_bytes(each, config.cache.block_size, on_gpu=on_gpu) for each in specs)
-    working_bytes = _working_bytes(specs)
+    working_bytes = _working_bytes(specs, config.scheduler.max_num_seqs)
     model_bytes = weight_bytes + working_bytes
+    who = "The model needs" if draft is None else "The model and its draft model need"
     if available_bytes < model_bytes + 2 * block_bytes:
         raise ModelLoadError(
-            f"{'The model needs' if draft is None else 'The model and its draft model need'} about "
-            f"{format_bytes(model_bytes + 2 * block_bytes)} in {type_name(spec)}, and "
+            f"{who} about {format_bytes(model_bytes + 2 * block_bytes)} in {type_name(spec)}, and "
             f"{format_bytes(available_bytes)} are free. Close other programs, or choose a smaller model.",
             "memory",
         )
-    num_blocks = _num_blocks(config, max_model_len, available_bytes, model_bytes, block_bytes, on_gpu=on_gpu)
-    taken = model_bytes + (num_blocks + 1) * block_bytes
-    host_room = host_bytes - WORKING_BYTES if on_gpu else available_bytes - taken
+    limit = config.memory_limit
+    if limit is not None and limit < weight_bytes + 2 * block_bytes:
+        raise ModelLoadError(
+            f"{who} about {format_bytes(weight_bytes + 2 * block_bytes)} for weights and KV blocks in "
+            f"{type_name(spec)}, and the memory limit is {format_bytes(limit)} (memory_limit). Raise it in the "
+            "settings, or choose a smaller model.",
+            "memory",
+        )
+    room = room_for_blocks(available_bytes - model_bytes, None if limit is None else limit - weight_bytes)
+    num_blocks = _num_blocks(config, max_model_len, room, block_bytes, on_gpu=on_gpu)
+    host_room = host_bytes - WORKING_BYTES if on_gpu else room.bytes - (num_blocks + 1) * block_bytes
     num_host_blocks = _num_host_blocks(config.cache.swap_blocks, num_blocks, host_room, block_bytes)
     return MemoryPlan(weight_bytes, block_bytes, num_blocks, num_host_blocks, working_bytes, available_bytes)
 
 
-def _block_bytes(spec: DecoderSpec, block_size: int, *, on_gpu: bool) -> int:
-    """Over all layers. On a CPU a block is filled up to whole vectors, which counts where it is small."""
-    if on_gpu:
+def _block_bytes(spec: ModelSpec, block_size: int, *, on_gpu: bool) -> int:
+    """Over all layers. On a CPU a native decoder fills a block up to whole vectors, which counts where it is small."""
+    if on_gpu or isinstance(spec, TransformersSpec):
         return spec.kv_bytes_per_token() * block_size
     from kernels.cpu.attention import block_values  # where a GPU computes, numba need not be there
 
@@ -98,19 +124,16 @@ def _block_bytes(spec: DecoderSpec, block_size: int, *, on_gpu: bool) -> int:
     return spec.num_layers * values * spec.dtype.itemsize
 
 
-def _num_blocks(
-    config: EngineConfig, max_model_len: int, available_bytes: int, model_bytes: int, block_bytes: int, *, on_gpu: bool
-) -> int:
+def _num_blocks(config: EngineConfig, max_model_len: int, room: Room, block_bytes: int, *, on_gpu: bool) -> int:
     """Blocks of the pool. Without a given number the least of: what all of ``max_num_seqs`` could fill, a share of the
     memory left beside the model, and on a CPU ``CPU_POOL_BYTES``."""
     block_size, asked = config.cache.block_size, config.cache.num_blocks
-    room = available_bytes - model_bytes
     if asked is None:
         useful = config.scheduler.max_num_seqs * -(-max_model_len // block_size)
-        share = int(room * (GPU_POOL_SHARE if on_gpu else POOL_SHARE)) // block_bytes
+        share = int(room.bytes * (GPU_POOL_SHARE if on_gpu else POOL_SHARE)) // block_bytes
         bounded = useful if on_gpu else min(useful, CPU_POOL_BYTES // block_bytes)
         return max(1, min(bounded, share))
-    _refuse_pool(asked, block_size, block_bytes, available_bytes, model_bytes, "for the model")
+    _refuse_pool(asked, block_size, block_bytes, room)
     return asked
 
 
@@ -119,30 +142,27 @@ def fit_blocks(
     num_blocks: int,
     swap_blocks: int | None,
     block_bytes: int,
-    available_bytes: int,
+    room: Room,
     host_bytes: int | None = None,
 ) -> int:
     """The host blocks that there will be beside a pool of ``num_blocks`` of a model that is loaded already.
 
-    ``available_bytes`` are free on the device, without the pool, and ``host_bytes`` on a GPU's host; None: they are the
-    same memory. ``swap_blocks`` None: as many as the pool has, as far as memory goes. Raises :class:`ModelLoadError` of
+    ``room`` is that of the pool, and ``host_bytes`` are free on a GPU's host; None: they are the same memory.
+    ``swap_blocks`` None: as many as the pool has, as far as memory goes. Raises :class:`ModelLoadError` of
     kind ``memory`` where it does not fit.
     """
-    _refuse_pool(num_blocks, block_size, block_bytes, available_bytes, WORKING_BYTES, "for the work of a step")
-    taken = (num_blocks + 1) * block_bytes
-    room = (available_bytes - taken if host_bytes is None else host_bytes) - WORKING_BYTES
-    return _num_host_blocks(swap_blocks, num_blocks, room, block_bytes)
+    _refuse_pool(num_blocks, block_size, block_bytes, room)
+    left = room.bytes - (num_blocks + 1) * block_bytes if host_bytes is None else host_bytes - WORKING_BYTES
+    return _num_host_blocks(swap_blocks, num_blocks, left, block_bytes)
 
 
-def _refuse_pool(
-    asked: int, block_size: int, block_bytes: int, available_bytes: int, other_bytes: int, what_for: str
-) -> None:
-    fitting = max(0, (available_bytes - other_bytes) // block_bytes - 1)
+def _refuse_pool(asked: int, block_size: int, block_bytes: int, room: Room) -> None:
+    fitting = max(0, room.bytes // block_bytes - 1)
     if asked > fitting:
         raise ModelLoadError(
-            f"{asked:,} KV blocks of {block_size} tokens need {format_bytes((asked + 1) * block_bytes)} beside "
-            f"{format_bytes(other_bytes)} {what_for}, and {format_bytes(available_bytes)} are "
-            f"free: at most {fitting:,} blocks fit (--kv-blocks {fitting}).",
+            f"{asked:,} KV blocks of {block_size} tokens need {format_bytes((asked + 1) * block_bytes)}, and beside "
+            f"the model {format_bytes(max(0, room.bytes))} are {room.why}: at most {fitting:,} blocks fit "
+            f"(--kv-blocks {fitting}).",
             "memory",
         )
 
@@ -162,14 +182,22 @@ def _num_host_blocks(asked: int | None, num_blocks: int, room: int, block_bytes:
     return asked
 
 
-def _weight_bytes(spec: DecoderSpec) -> int:
+def _weight_bytes(spec: ModelSpec) -> int:
     """Of the model as a backend keeps it."""
+    if isinstance(spec, TransformersSpec):
+        return spec.parameters * spec.dtype.itemsize
     return weight_bytes(expected_tensors(spec).values(), type_name(spec), spec.dtype.itemsize)
 
 
-def _working_bytes(specs: Sequence[DecoderSpec]) -> int:
-    """Of several models the most: they are packed one after the other."""
-    return max(working_bytes(spec.hidden_size, spec.intermediate_size) for spec in specs)
+def _working_bytes(specs: Sequence[ModelSpec], max_num_seqs: int) -> int:
+    """Of several models the most: they are packed one after the other. What the Transformers library computes needs no
+    packing, but keeps a few copies of the logits at a time."""
+    return max(
+        WORKING_BYTES + _LOGIT_COPIES * max_num_seqs * spec.vocab_size * FLOAT32_BYTES
+        if isinstance(spec, TransformersSpec)
+        else working_bytes(spec.hidden_size, spec.intermediate_size)
+        for spec in specs
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +300,7 @@ def format_bytes(count: int) -> str:
     return f"{count / 2**30:,.1f} GiB"
 
 
-def type_name(spec: DecoderSpec) -> str:
+def type_name(spec: ModelSpec) -> str:
     """What a user calls the type of a model: that of its matrices."""
     return dtype_name(spec.weight_dtype or spec.dtype)
 

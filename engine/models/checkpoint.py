@@ -22,11 +22,13 @@ import torch
 from engine.config import STARTER_MODEL
 from engine.models.architecture import expected_tensors, spec_from_config
 from engine.models.digest import weights_digest
-from engine.models.errors import ModelLoadError
+from engine.models.errors import ModelLoadError, listed
+from engine.models.families import runner_of, text_names
 from engine.models.hub import find_in_hub_cache, is_repository
 from engine.models.shards import Shard, find_shards
 from engine.models.starter import Progress as Progress
 from engine.models.starter import ensure_starter
+from engine.models.transformers_spec import ModelSpec, TransformersSpec
 from kernels.spec import DecoderSpec
 
 _HEAD = "lm_head.weight"
@@ -85,8 +87,14 @@ class Checkpoint:
         if not folder.is_dir():
             raise ModelLoadError(f"There is no folder {folder}.", "other")
         config = _read_json(folder / "config.json", required=True)
-        spec_from_config(config, torch.float32)
-        return cls(folder, config, _read_json(folder / "generation_config.json"), find_shards(folder))
+        checkpoint = cls(folder, config, _read_json(folder / "generation_config.json"), find_shards(folder))
+        checkpoint.spec(torch.float32)
+        return checkpoint
+
+    @functools.cached_property
+    def is_native(self) -> bool:
+        """Whether our own decoder computes it; else the Transformers library does."""
+        return runner_of(self.config)[1] == "native"
 
     @functools.cached_property
     def _head_is_own(self) -> bool:
@@ -98,18 +106,36 @@ class Checkpoint:
         tensors = _MappedTensors({name: (self._shard_of[name], name) for name in (_HEAD, _EMBEDDING)})
         return not torch.equal(tensors[_HEAD], tensors[_EMBEDDING])
 
-    def spec(self, dtype: torch.dtype, weight_dtype: torch.dtype | None = None) -> DecoderSpec:
-        """The decoder to be computed in ``dtype``, its matrices kept in ``weight_dtype`` (None: the same); tied only
-        where config and file agree on it, as in Transformers."""
+    def spec(self, dtype: torch.dtype, weight_dtype: torch.dtype | None = None) -> ModelSpec:
+        """The model to be computed in ``dtype``, its matrices kept in ``weight_dtype`` (None: the same); a native
+        decoder's head is tied only where config and file agree on it, as in Transformers. Raises ValueError for another
+        ``weight_dtype`` of a model that is not native."""
+        if not self.is_native:
+            if weight_dtype not in (None, dtype):
+                raise ValueError(f"the Transformers library keeps weights in {dtype}, not in {weight_dtype}")
+            return dataclasses.replace(self._library_spec, dtype=dtype)
+        return self._native_spec(dtype, weight_dtype)
+
+    @functools.cached_property
+    def _library_spec(self) -> TransformersSpec:
+        # Only where it is needed: the library takes seconds to import.
+        from engine.models.transformers_model import inspect_model
+
+        return inspect_model(self.config, torch.float32)
+
+    def _native_spec(self, dtype: torch.dtype, weight_dtype: torch.dtype | None) -> DecoderSpec:
         spec = spec_from_config(self.config, dtype)
         tied = spec.tie_embeddings and not self._head_is_own
         return dataclasses.replace(spec, tie_embeddings=tied, weight_dtype=weight_dtype)
 
-    def tensors(self, spec: DecoderSpec) -> Mapping[str, torch.Tensor]:
+    def tensors(self, spec: ModelSpec) -> Mapping[str, torch.Tensor]:
         """The weights that ``spec`` needs, by name; each is mapped from its file when asked for, in its stored type.
 
-        Raises :class:`ModelLoadError` that names a missing, unexpected or misshapen tensor, or an unsupported type.
+        Raises :class:`ModelLoadError` that names a missing, unexpected or misshapen tensor, or an unsupported type. Of
+        what the Transformers library computes these are all weights: it knows itself what it needs.
         """
+        if isinstance(spec, TransformersSpec):
+            return self._library_tensors()
         expected = expected_tensors(spec)
         source = {name: name for name in expected}
         if spec.tie_embeddings and _EMBEDDING not in self._shard_of and _HEAD in self._shard_of:
@@ -118,6 +144,12 @@ class Checkpoint:
         for name, shape in expected.items():
             self._check_tensor(source[name], shape)
         return _MappedTensors({name: (self._shard_of[stored], stored) for name, stored in source.items()})
+
+    def _library_tensors(self) -> Mapping[str, torch.Tensor]:
+        names = text_names(self.config, self._shard_of)
+        for stored in names.values():
+            self._check_tensor(stored, self._shape(stored))
+        return _MappedTensors({name: (self._shard_of[stored], stored) for name, stored in names.items()})
 
     def _check_names(self, spec: DecoderSpec, source: Mapping[str, str]) -> None:
         missing = [name for name, stored in source.items() if stored not in self._shard_of]
@@ -128,14 +160,12 @@ class Checkpoint:
                 "damaged",
             )
         if missing:
-            raise ModelLoadError(
-                f"The checkpoint lacks {_listed(missing)}, which {spec.architecture} needs.", "damaged"
-            )
+            raise ModelLoadError(f"The checkpoint lacks {listed(missing)}, which {spec.architecture} needs.", "damaged")
         dropped = {_HEAD} if spec.tie_embeddings else set()
         unexpected = sorted(set(self._shard_of) - set(source.values()) - dropped)
         if unexpected:
             raise ModelLoadError(
-                f"The checkpoint has {_listed(unexpected)}, which {spec.architecture} with this config.json "
+                f"The checkpoint has {listed(unexpected)}, which {spec.architecture} with this config.json "
                 "does not use; the answers would be wrong.",
                 "unsupported",
             )
@@ -164,8 +194,10 @@ class Checkpoint:
 
     @functools.cached_property
     def parameters(self) -> int:
-        """Weights of the decoder, a tied head counted once."""
-        return sum(math.prod(shape) for shape in expected_tensors(self.spec(torch.float32)).values())
+        """Weights of the model, a tied head counted once."""
+        if not self.is_native:
+            return self._library_spec.parameters
+        return sum(math.prod(shape) for shape in expected_tensors(self._native_spec(torch.float32, None)).values())
 
     @property
     def stored_bytes(self) -> int:
@@ -230,8 +262,3 @@ def _read_json(path: Path, required: bool = False) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path} does not hold a JSON object.", "damaged")
     return value
-
-
-def _listed(names: list[str], most: int = 3) -> str:
-    rest = len(names) - most
-    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

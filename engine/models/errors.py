@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 LoadErrorKind = Literal["offline", "memory", "unsupported", "damaged", "other"]
@@ -18,3 +19,13 @@ class ModelLoadError(Exception):
         super().__init__(message)
         self.message = message
         self.kind: LoadErrorKind = kind
+
+
+class NotFiniteError(ModelLoadError):
+    """A model whose first step gives infinity or NaN."""
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """The first few names, and how many more there are."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 import triton
 
 from kernels.backend import check_swap
-from kernels.cpu.sampling import sample
-from kernels.sampling import SampledTokens, SamplingBatch, TokenLogprobs
+from kernels.cpu.sampling import sample_on_device
+from kernels.sampling import SampledTokens, SamplingBatch
 from kernels.spec import DecoderSpec, StepBatch
 from kernels.triton.activation import silu_mul
 from kernels.triton.block_copy import copy_blocks, move_blocks
@@ -143,22 +143,7 @@ class TritonBackend:
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> SampledTokens:
-        """Greedy rows on the device; only the rows that need more go to the host, to the sampler of all backends."""
-        rows = sampling.rows
-        largest, likeliest = logits.max(dim=-1)
-        chosen = torch.where(torch.isfinite(largest), likeliest, -1)
-        special = [i for i, row in enumerate(rows) if not row.is_plain_greedy]
-        if not special:
-            return SampledTokens(chosen, [])
-        index = torch.tensor(special, device=logits.device)
-        drawn = sample(logits.index_select(0, index).cpu(), SamplingBatch([rows[i] for i in special]))
-        chosen[index] = drawn.token_ids.to(logits.device)
-        if not drawn.logprobs:
-            return SampledTokens(chosen, [])
-        logprobs: list[TokenLogprobs | None] = [None] * len(rows)
-        for i, report in zip(special, drawn.logprobs, strict=True):
-            logprobs[i] = report
-        return SampledTokens(chosen, logprobs)
+        return sample_on_device(logits, sampling)
 
     def _attention_block(self, layer: int, x: _Stream, step: _Step) -> _Stream:
         spec, weights = self.spec, self.weights.layers[layer]

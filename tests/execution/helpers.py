@@ -11,11 +11,14 @@ import torch
 from engine.execution.draft_model import DraftModel
 from engine.execution.proposers import NgramProposer, Proposer
 from engine.execution.runner import ModelRunner, build_step_batch
+from engine.execution.transformers_backend import TransformersBackend
 from engine.models.checkpoint import Checkpoint
+from engine.models.transformers_spec import ModelSpec
 from engine.request import Request, SamplingParams
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
 from kernels.cpu.backend import CpuBackend
-from kernels.spec import DecoderSpec
+
+AnyBackend = CpuBackend | TransformersBackend
 
 
 class PagedModel:
@@ -34,7 +37,7 @@ class PagedModel:
         """With ``draft_folder`` the model in it drafts; without it ``proposer``, else by n-grams."""
         self.block_size = block_size
         self.spec, self.backend = _load(folder, num_blocks, block_size, dtype)
-        self.draft_backend: CpuBackend | None = None
+        self.draft_backend: AnyBackend | None = None
         if draft_folder is not None:
             spec, self.draft_backend = _load(draft_folder, num_blocks, block_size, dtype)
             proposer = DraftModel(self.draft_backend, spec, block_size, f"draft:{draft_folder}")
@@ -86,10 +89,10 @@ class PagedModel:
         self._free.extend(self._tables.pop(request.request_id))
 
 
-def _load(folder: Path, num_blocks: int, block_size: int, dtype: torch.dtype) -> tuple[DecoderSpec, CpuBackend]:
+def _load(folder: Path, num_blocks: int, block_size: int, dtype: torch.dtype) -> tuple[ModelSpec, AnyBackend]:
     checkpoint = Checkpoint.open(folder)
     spec = checkpoint.spec(dtype)
-    backend = CpuBackend()
+    backend = CpuBackend() if checkpoint.is_native else TransformersBackend("cpu")
     backend.load(spec, checkpoint.tensors(spec))
     backend.allocate_kv(num_blocks + 1, block_size)
     return spec, backend

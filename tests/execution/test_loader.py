@@ -272,7 +272,7 @@ def test_a_pool_beyond_memory_is_refused_with_what_would_fit(folder: Path, monke
     monkeypatch.setattr(loader, "available_memory", lambda: 400 * 2**20)
     error = refusal(folder, cache=CacheConfig(num_blocks=1_000_000))
     assert error.kind == "memory"
-    assert "1,000,000 KV blocks" in error.message and "400 MiB" in error.message and "--kv-blocks" in error.message
+    assert "1,000,000 KV blocks" in error.message and "MiB are free" in error.message and "--kv-blocks" in error.message
     fitting = int(error.message.rsplit("--kv-blocks ", 1)[1].rstrip(")."))
     assert load(folder, cache=CacheConfig(num_blocks=fitting)).info.num_blocks == fitting
     assert refusal(folder, cache=CacheConfig(num_blocks=fitting + 1)).kind == "memory"

@@ -92,6 +92,13 @@ def save_family(name: str, folder: Path, seed: int = 0) -> SavedModel:
     architecture = type(config).__name__.replace("Config", "ForCausalLM")
     torch.manual_seed(seed)
     model = getattr(transformers, architecture)(config).eval()
+    large_weights(model)
+    model.save_pretrained(folder)
+    return SavedModel(folder, model)
+
+
+def large_weights(model: PreTrainedModel) -> None:
+    """Random weights of which every part matters to the logits."""
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if "norm" in parameter_name:
@@ -100,5 +107,3 @@ def save_family(name: str, folder: Path, seed: int = 0) -> SavedModel:
                 parameter.normal_(std=0.5)
             else:
                 parameter.normal_(std=0.15)
-    model.save_pretrained(folder)
-    return SavedModel(folder, model)

@@ -195,7 +195,7 @@ def test_model_type_alone_is_enough(architecture: str) -> None:
 @pytest.mark.parametrize(
     ("change", "kind", "words"),
     [
-        ({"architectures": ["GemmaForCausalLM"]}, "unsupported", "GemmaForCausalLM"),
+        ({"architectures": ["BloomForCausalLM"]}, "unsupported", "BloomForCausalLM"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "unsupported", "LlamaForSequenceClassification"),
         ({"architectures": None, "model_type": "mamba"}, "unsupported", "mamba"),
         ({"architectures": None, "model_type": None}, "damaged", "names no architecture"),
@@ -209,7 +209,7 @@ def test_model_type_alone_is_enough(architecture: str) -> None:
         ({"head_dim": 15}, "damaged", "15 dimensions"),
         ({"rms_norm_eps": "small"}, "damaged", "rms_norm_eps is 'small'"),
         ({"rms_norm_eps": None}, "damaged", "rms_norm_eps is None"),
-        ({"architectures": "GemmaForCausalLM"}, "unsupported", "architecture GemmaForCausalLM is"),
+        ({"architectures": "BloomForCausalLM"}, "unsupported", "architecture BloomForCausalLM is"),
     ],
 )
 def test_refusals_name_what_is_wrong(change: dict[str, Any], kind: str, words: str) -> None:
