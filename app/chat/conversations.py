@@ -133,20 +133,23 @@ class Conversations:
         above = tuple(each.id for each in tree.ancestors(message)[-2::-1] if each.role is Role.ASSISTANT)
         ids = {each.id for each in gone}
         choices = {parent: child for parent, child in tree.choices.items() if parent in ids}
-        on_path = message in tree.path
-        follows = None if below is None else tree.shown_below(below)
+        shown_here = tree.shown_below(message.parent)
+        if shown_here is message:
+            shown_here = None if below is None else tree.shown_below(below)
         for each in moved:
             tree.move(each, message.parent)
         for each in reversed(gone):
             tree.remove(each)
-        if on_path and follows is not None:
-            tree.show(follows)
+        if shown_here is not None:
+            tree.choose(shown_here)
         return Deleted(tuple(gone), above, tuple(moved), below, choices)
 
     def undelete(self, conversation: Conversation, deleted: Deleted) -> None:
         """Puts it back in its place and shows it; where what was above it is gone too, as high as there is."""
         tree = self._loaded(conversation)
         top = deleted.messages[0]
+        if tree.get(top.id) is not None:
+            return
         old_parent = top.parent
         if top.role is Role.USER:
             top.parent = next((each for each in deleted.above if tree.get(each) is not None), None)
@@ -160,7 +163,7 @@ class Conversations:
         for parent, child in deleted.choices.items():
             chosen = tree.get(child)
             if chosen is not None and chosen.parent == parent:
-                tree.show(chosen)
+                tree.choose(chosen)
         tree.show(top if deleted.below is None else tree.get(deleted.below) or top)
 
     # What the engine does --------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ class MessageTree:
             self.add(message)
         for parent, child in (choices or {}).items():
             if child in self._messages and (self._messages[child].parent or "") == parent:
-                self._choose(self._messages[child])
+                self.choose(self._messages[child])
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -105,10 +105,9 @@ class MessageTree:
     def remove(self, message: Message) -> None:
         """Takes a single message out; what hung below it must be taken out or moved, too."""
         del self._messages[message.id]
-        siblings = self._children[message.parent]
-        siblings.remove(message)
-        if not siblings:
-            del self._children[message.parent]
+        siblings = [each for each in self._children.pop(message.parent) if each is not message]
+        if siblings:
+            self._children[message.parent] = siblings
         if self._choices.get(message.parent or "") == message.id:
             del self._choices[message.parent or ""]
         self._choices.pop(message.id, None)
@@ -126,9 +125,10 @@ class MessageTree:
     def show(self, message: Message) -> None:
         """Has the path lead through this message, below it as it was last seen."""
         for each in self.ancestors(message):
-            self._choose(each)
+            self.choose(each)
 
-    def _choose(self, message: Message) -> None:
+    def choose(self, message: Message) -> None:
+        """Has this one shown of those that follow its parent, wherever the path leads above."""
         if self._children[message.parent][-1] is message:
             self._choices.pop(message.parent or "", None)
         else:
