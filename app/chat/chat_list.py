@@ -1,113 +1,199 @@
-"""The list of conversations: search, new, rename, delete, and a dot in the request's hue on each that is answering."""
+"""The list of conversations: search, sections, and a dot in the request's hue on each that is answering."""
 
 from __future__ import annotations
 
-from PySide6.QtCore import QPoint, QSize, Qt, QTimer, Signal
-from PySide6.QtGui import QColor, QIcon, QKeyEvent, QKeySequence, QPainter, QPixmap
-from PySide6.QtWidgets import QLineEdit, QListWidget, QListWidgetItem, QMenu, QWidget
+import contextlib
+import time
+from collections.abc import Iterator
+from datetime import datetime, timedelta
 
-from app.chat.conversation import Conversation
+from PySide6.QtCore import QModelIndex, QPoint, Qt, QTimer, Signal
+from PySide6.QtGui import QKeyEvent, QKeySequence, QShowEvent
+from PySide6.QtWidgets import QLineEdit, QWidget
+
+from app.chat.chat_commands import ChatCommands
+from app.chat.chat_list_model import ChatListModel
+from app.chat.chat_list_rows import Hit, Listing, Section, listing_of
+from app.chat.chat_list_view import ChatView
+from app.chat.chat_menu import ChatMenu
 from app.chat.message_views import flat_button
 from app.chat.session import ChatSession
-from app.chat.text_pane import plain_tip
-from app.theme import SPACING, Theme, request_color
+from app.theme import SPACING, Theme
+from app.translation import tr
 from app.widgets import Card, button, label
-from engine.request import request_name
 
-UNTITLED = "New chat"
 SEARCH_MS = 150
-DOT_PX = 9
-_ID = Qt.ItemDataRole.UserRole
-
-
-class _List(QListWidget):
-    delete_pressed = Signal()
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        if event.key() == Qt.Key.Key_Delete:
-            self.delete_pressed.emit()
-        else:
-            super().keyPressEvent(event)
+REST_MS = 150
+"""How long the keys rest on a chat before it is opened."""
 
 
 class ChatList(Card):
-    chosen = Signal(str)
-    """Id of the conversation to show."""
+    opened = Signal(str, str, bool)
+    """Id of a conversation to show, id of a message in it to show or empty, and whether to go on writing there."""
     new_clicked = Signal()
-    delete_clicked = Signal(str)
+    delete_wanted = Signal(list)
+    """Ids of conversations."""
+    folded = Signal()
+    """Other folders are folded away."""
 
-    def __init__(self, session: ChatSession, theme: Theme, parent: QWidget | None = None) -> None:
-        super().__init__("Chats", parent=parent)
+    def __init__(
+        self, session: ChatSession, commands: ChatCommands, theme: Theme, parent: QWidget | None = None
+    ) -> None:
+        super().__init__(tr("Chats"), parent=parent)
         self._session = session
-        self._theme = theme
-        self._filling = False
-        self._current = ""
-        self.menu_button = flat_button("⋯", "Rename or delete this chat")
+        self._commands = commands
+        self._held = 0
+        self._stale = True
+        self._shown_open = ""
+        self.model = ChatListModel(session)
+        self.menu_button = flat_button("⋯", tr("What can be done with the selected chats, and with all"))
         self.menu_button.setMaximumHeight(26)
-        self.menu_button.clicked.connect(self._menu_of_current)
         self.add_trailing(self.menu_button)
         self.search = QLineEdit()
         keys = QKeySequence("Ctrl+K").toString(QKeySequence.SequenceFormat.NativeText)
-        self.search.setPlaceholderText(f"Search   {keys}")
-        self.search.setAccessibleName("Search chats")
+        self.search.setPlaceholderText(tr("Search   {keys}", keys=keys))
+        self.search.setAccessibleName(tr("Search chats"))
         self.search.setClearButtonEnabled(True)
-        self.search.textChanged.connect(self._search_soon)
-        self.search.returnPressed.connect(self._open_first)
-        self.list = _List()
-        self.list.setAccessibleName("Chats")
-        self.list.setIconSize(QSize(DOT_PX, DOT_PX))
-        self.list.setTextElideMode(Qt.TextElideMode.ElideRight)
-        self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.list.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
-        self.list.setEditTriggers(QListWidget.EditTrigger.EditKeyPressed | QListWidget.EditTrigger.DoubleClicked)
-        self.list.setStyleSheet("QListWidget::item { padding: 6px 8px; border-radius: 6px; margin: 1px 0; }")
-        self.list.customContextMenuRequested.connect(self._menu)
-        self.list.currentItemChanged.connect(self._current_changed)
-        self.list.itemChanged.connect(self._renamed)
-        self.list.delete_pressed.connect(lambda: self._delete(self.list.currentItem()))
+        self.view = ChatView(self.model, theme)
+        self.view.setAccessibleName(tr("Chats"))
         self.nothing = label("", "muted")
         self.nothing.setWordWrap(True)
-        self.new_button = button("+   New chat", accessible="New chat")
-        self.new_button.clicked.connect(self.new_clicked)
+        self.new_button = button(tr("+   New chat"), accessible=tr("New chat"))
         self.body.setSpacing(SPACING)
         for widget in (self.search, self.nothing):
             self.body.addWidget(widget)
-        self.body.addWidget(self.list, 1)
+        self.body.addWidget(self.view, 1)
         self.body.addWidget(self.new_button)
-        self._search_timer = QTimer(self)
-        self._search_timer.setSingleShot(True)
-        self._search_timer.timeout.connect(self.refresh)
+        self.nothing.hide()
+        self._search_timer = self._timer(SEARCH_MS, self.refresh)
+        self._rest_timer = self._timer(REST_MS, self._open_rested)
+        self._midnight_timer = self._timer(0, self.refresh)
         self.setMinimumWidth(150)
-        session.listed.connect(self.refresh)
-        theme.changed.connect(self.refresh)
-        self.refresh()
+        self._connect(theme)
+
+    def _connect(self, theme: Theme) -> None:
+        self.menu_button.clicked.connect(self._menu_of_chosen)
+        self.search.textChanged.connect(self._search_timer.start)
+        self.search.returnPressed.connect(self._open_first)
+        self.new_button.clicked.connect(self.new_clicked)
+        view, model, commands = self.view, self.model, self._commands
+        view.opened.connect(self._open)
+        view.walked.connect(self._rest_timer.start)
+        view.toggled.connect(self._fold)
+        view.key_pressed.connect(self._key)
+        view.menu_wanted.connect(self._open_menu)
+        model.renamed.connect(commands.rename)
+        model.folder_renamed.connect(self._rename_folder)
+        model.chats_dropped.connect(commands.drop)
+        model.files_dropped.connect(commands.files.read)
+        self._session.listed.connect(self.refresh)
+        theme.changed.connect(view.viewport().update)
+
+    def _timer(self, milliseconds: int, slot: object) -> QTimer:
+        timer = QTimer(self)
+        timer.setSingleShot(True)
+        timer.setInterval(milliseconds)
+        timer.timeout.connect(slot)
+        return timer
 
     # Content ---------------------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Shows what the session holds, filtered by the search."""
+        """Shows what the session holds, or what the search finds in it; later, while it is not seen."""
         self._search_timer.stop()
-        needle = self.search.text()
-        found = [each.conversation for each in self._session.search(needle)]
-        self._filling = True
-        if [item.data(_ID) for item in self._items()] != [each.id for each in found]:
-            self.list.clear()
-            for each in found:
-                item = QListWidgetItem()
-                item.setData(_ID, each.id)
-                self.list.addItem(item)
-        for item, conversation in zip(self._items(), found, strict=True):
-            self._dress(item, conversation)
-        self.nothing.setText(f"No chat holds “{needle.strip()}”." if needle.strip() and not found else "")
+        self._stale = True
+        if not self._held and self.isVisible():
+            self._fill()
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Much changes at once: shown when it is over."""
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+            self.refresh()
+
+    def _fill(self) -> None:
+        self._stale = False
+        needle = self.search.text().strip()
+        was_found = self.model.listing.hits is not None
+        chosen = self.view.chosen_ids()
+        current = self.model.row(self.view.currentIndex())
+        listing = self._found(needle) if needle else self._everything()
+        self.model.show_listing(listing)
+        self.view.fit_rows()
+        kept = set(listing.rows).intersection(chosen)
+        place = self.model.place_of(current) if current is not None else QModelIndex()
+        self.view.select([each for each in chosen if each in kept], place)
+        if not kept or self._shown_open != self.model.open_id or (was_found and not needle):
+            self._show_open()
+        self.nothing.setText(tr("No chat holds “{needle}”.", needle=needle) if needle and not listing.rows else "")
         self.nothing.setVisible(bool(self.nothing.text()))
-        self._mark_current()
-        self._filling = False
+        self._wait_for_midnight()
+
+    def _everything(self) -> Listing:
+        session = self._session
+        return listing_of(session.conversations, session.folders(), self.model.collapsed, time.time())
+
+    def _found(self, needle: str) -> Listing:
+        hits: dict[str, Hit] = {}
+        for found in self._session.search(needle):
+            hit = hits.get(found.conversation.id)
+            if hit is None:
+                hit = Hit(found.snippet, found.message_id, 0)
+            elif hit.message_id is None:
+                hit = Hit(found.snippet, found.message_id, hit.messages)
+            if found.message_id is not None:
+                hit = Hit(hit.snippet, hit.message_id, hit.messages + 1)
+            hits[found.conversation.id] = hit
+        return Listing(list(hits), {}, hits)
+
+    def _wait_for_midnight(self) -> None:
+        """Then today's chats are yesterday's."""
+        now = datetime.now()
+        midnight = (now + timedelta(days=1)).replace(hour=0, minute=0, second=1, microsecond=0)
+        self._midnight_timer.start(round((midnight - now).total_seconds() * 1000))
 
     def set_current(self, conversation_id: str) -> None:
-        self._current = conversation_id
-        self._filling = True
-        self._mark_current()
-        self._filling = False
+        """The conversation that is open; it is the selected one, unless several are."""
+        if conversation_id == self.model.open_id:
+            return
+        self.model.open_id = conversation_id
+        if not self._stale:
+            self.model.touch()
+            self._show_open()
+
+    def _show_open(self) -> None:
+        self._shown_open = self.model.open_id
+        place = self.model.place_of(self.model.open_id)
+        if len(self.view.chosen_ids()) < 2:
+            self.view.select([self.model.open_id], place)
+        if place.isValid():
+            self.view.scrollTo(place)
+
+    def neighbour(self, ids: list[str]) -> str:
+        """The chat to go to when these go: the next one in the list, else the one before; empty: there is none."""
+        rows = self.model.rows
+        places = [place for place, row in enumerate(rows) if row in ids]
+        if not places:
+            return ""
+        around = rows[places[-1] + 1 :] + rows[: places[0]][::-1]
+        return next((row for row in around if isinstance(row, str)), "")
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        if self._stale:
+            self._fill()
+
+    def rest(self) -> None:
+        """Nothing happens by itself any more: the window closes."""
+        for timer in (self._search_timer, self._rest_timer, self._midnight_timer):
+            timer.stop()
+        self._held += 1
+
+    # What the user does ----------------------------------------------------------------------------------------------
 
     def focus_search(self) -> None:
         self.search.setFocus(Qt.FocusReason.ShortcutFocusReason)
@@ -116,113 +202,90 @@ class ChatList(Card):
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() == Qt.Key.Key_Escape and self.search.text():
             self.search.clear()
+            self.refresh()
         elif event.key() == Qt.Key.Key_Down and self.search.hasFocus():
-            self.list.setFocus(Qt.FocusReason.ShortcutFocusReason)
+            self.view.setFocus(Qt.FocusReason.ShortcutFocusReason)
         else:
             super().keyPressEvent(event)
 
-    def _items(self) -> list[QListWidgetItem]:
-        return [self.list.item(row) for row in range(self.list.count())]
-
-    def _dress(self, item: QListWidgetItem, conversation: Conversation) -> None:
-        title = conversation.title or UNTITLED
-        if item.text() != title:
-            item.setText(title)
-        answer = conversation.open_answer
-        flags = Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable
-        if conversation.damage:
-            item.setIcon(_warning(self._theme.error))
-            tip = f"Part of this chat could not be read: {conversation.damage} It is kept as it is."
-        elif answer is not None:
-            waiting = answer.request_id is None
-            item.setIcon(_dot(self._theme.muted if waiting else request_color(answer.request_id, self._theme)))
-            doing = "waits for the model" if waiting else f"request {request_name(answer.request_id)} is answering"
-            tip = f"{title}\n{doing}"
+    def _key(self, event: QKeyEvent) -> None:
+        """The keys of the chats' menu, while the list has the focus."""
+        ids, commands = self.view.chosen_ids(), self._commands
+        control = event.modifiers() == Qt.KeyboardModifier.ControlModifier
+        event.accept()
+        if control and event.key() == Qt.Key.Key_Z:
+            commands.undo.undo()
+        elif not ids:
+            event.ignore()
+        elif event.key() == Qt.Key.Key_Delete:
+            self.delete_wanted.emit(ids)
+        elif control and event.key() == Qt.Key.Key_D:
+            commands.duplicate(ids)
+        elif control and event.key() == Qt.Key.Key_P:
+            commands.toggle_pinned(ids)
+        elif control and event.key() == Qt.Key.Key_E:
+            commands.files.export(ids, "json")
+        elif event.text() in ("+", "-", "="):
+            commands.change_priority(ids, -1 if event.text() == "-" else 1)
         else:
-            item.setIcon(QIcon())
-            tip = title
-        item.setToolTip(plain_tip(tip))
-        item.setFlags(flags if conversation.damage else flags | Qt.ItemFlag.ItemIsEditable)
+            event.ignore()
 
-    def _mark_current(self) -> None:
-        for item in self._items():
-            if item.data(_ID) == self._current:
-                self.list.setCurrentItem(item)
-                return
-        self.list.setCurrentItem(None)
+    def _open(self, index: QModelIndex, go_on: bool) -> None:
+        self._rest_timer.stop()
+        conversation = self.model.conversation(index)
+        if conversation is not None:
+            hit = (self.model.listing.hits or {}).get(conversation.id)
+            self.opened.emit(conversation.id, (hit and hit.message_id) or "", go_on)
 
-    # What the user does ----------------------------------------------------------------------------------------------
-
-    def _search_soon(self) -> None:
-        self._search_timer.start(SEARCH_MS)
+    def _open_rested(self) -> None:
+        if len(self.view.chosen_ids()) == 1:
+            self._open(self.view.currentIndex(), False)
 
     def _open_first(self) -> None:
         """Enter in the search opens the first chat that it found."""
         self.refresh()
-        if self.search.text().strip() and self.list.count():
-            self.list.setCurrentRow(0)
+        if self.search.text().strip() and self.model.rows:
+            first = self.model.index(0, 0)
+            self.view.select([self.model.rows[0]], first)
+            self._open(first, False)
 
-    def _current_changed(self, item: QListWidgetItem | None) -> None:
-        if item is not None and not self._filling:
-            self._current = item.data(_ID)
-            self.chosen.emit(self._current)
-
-    def _renamed(self, item: QListWidgetItem) -> None:
-        if self._filling:
+    def _fold(self, section: Section, folded: bool) -> None:
+        if section.kind != "folder":
             return
-        conversation = self._session.conversations.get(item.data(_ID))
-        if conversation is not None:
-            self._session.rename(conversation, item.text())
-            self.refresh()
+        (self.model.collapsed.add if folded else self.model.collapsed.discard)(section.name)
+        self.refresh()
+        self.folded.emit()
 
-    def _menu_of_current(self) -> None:
-        item = self.list.currentItem()
-        if item is not None:
-            self._open_menu(item, self.menu_button.mapToGlobal(QPoint(0, self.menu_button.height())))
+    def _rename_folder(self, old: str, new: str) -> None:
+        if old in self.model.collapsed:
+            self.model.collapsed.add(new)
+            self.folded.emit()
+        self._commands.rename_folder(old, new)
 
-    def _menu(self, position: QPoint) -> None:
-        item = self.list.itemAt(position)
-        if item is not None:
-            self._open_menu(item, self.list.viewport().mapToGlobal(position))
+    def _menu_of_chosen(self) -> None:
+        place = self.menu_button.mapToGlobal(QPoint(0, self.menu_button.height()))
+        self._popup(ChatMenu(self, self._commands, self.view.chosen_ids(), with_list=True), place)
 
-    def _open_menu(self, item: QListWidgetItem, position: QPoint) -> None:
-        menu = QMenu(self)
-        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        # By id: the items are others when the list is filled anew under the open menu.
-        conversation_id = item.data(_ID)
-        rename = menu.addAction("Rename   F2", lambda: self._rename(conversation_id))
-        rename.setEnabled(bool(item.flags() & Qt.ItemFlag.ItemIsEditable))
-        menu.addAction("Delete   Del", lambda: self.delete_clicked.emit(conversation_id))
-        menu.popup(position)
+    def _open_menu(self, index: QModelIndex, place: QPoint) -> None:
+        row = self.model.row(index)
+        if isinstance(row, str):
+            chosen = self.view.chosen_ids()
+            self._popup(ChatMenu(self, self._commands, chosen if row in chosen else [row]), place)
+        elif row is not None and row.kind == "folder":
+            self._popup(ChatMenu(self, self._commands, [], folder=row.name), place)
+        else:
+            self._popup(ChatMenu(self, self._commands, [], with_list=True), place)
 
-    def _rename(self, conversation_id: str) -> None:
-        for item in self._items():
-            if item.data(_ID) == conversation_id:
-                self.list.editItem(item)
+    def _popup(self, menu: ChatMenu, place: QPoint) -> None:
+        menu.delete_wanted.connect(self.delete_wanted)
+        menu.rename_wanted.connect(self.rename)
+        menu.new_wanted.connect(self.new_clicked)
+        menu.popup(place)
 
-    def _delete(self, item: QListWidgetItem | None) -> None:
-        if item is not None:
-            self.delete_clicked.emit(item.data(_ID))
-
-
-def _dot(color: QColor) -> QIcon:
-    return _picture(color, lambda painter: painter.drawEllipse(0, 0, DOT_PX * 4, DOT_PX * 4))
-
-
-def _warning(color: QColor) -> QIcon:
-    size = DOT_PX * 4
-    corners = [QPoint(size // 2, 0), QPoint(size, size), QPoint(0, size)]
-    return _picture(color, lambda painter: painter.drawPolygon(corners))
-
-
-def _picture(color: QColor, draw) -> QIcon:
-    """Drawn four times as large as shown, so that it is sharp on dense screens too."""
-    pixmap = QPixmap(DOT_PX * 4, DOT_PX * 4)
-    pixmap.fill(Qt.GlobalColor.transparent)
-    painter = QPainter(pixmap)
-    painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-    painter.setPen(Qt.PenStyle.NoPen)
-    painter.setBrush(color)
-    draw(painter)
-    painter.end()
-    return QIcon(pixmap)
+    def rename(self, row: str | Section) -> None:
+        """Lets the user write another name for a chat, or a folder, in its place in the list."""
+        place = self.model.place_of(row)
+        if place.isValid():
+            self.view.setFocus(Qt.FocusReason.OtherFocusReason)
+            self.view.scrollTo(place)
+            self.view.edit(place)

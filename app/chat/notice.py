@@ -18,8 +18,9 @@ class NoticeBar(QWidget):
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._theme = theme
-        self._action: Callable[[], None] | None = None
+        self._action: Callable[[], object] | None = None
         self._expired: Callable[[], None] | None = None
+        self._stays = False
         self._text = label()
         self._text.setWordWrap(True)
         self.button = QPushButton(self)
@@ -43,19 +44,21 @@ class NoticeBar(QWidget):
         text: str,
         *,
         is_error: bool = False,
-        action: tuple[str, Callable[[], None]] | None = None,
+        action: tuple[str, Callable[[], object]] | None = None,
         seconds: float | None = None,
         expired: Callable[[], None] | None = None,
+        stays: bool = False,
     ) -> None:
         """Shows ``text``, with a button for ``action``, until said otherwise or for ``seconds``.
 
+        ``stays``: also once the action was taken, for what lasts until somebody else ends it.
         ``expired`` is called when it goes without the action having been taken: after its time, or for another notice.
         """
         self.expire()
         self._text.setText(text)
         set_role(self._text, "error" if is_error else "")
         self._action = action[1] if action else None
-        self._expired = expired
+        self._expired, self._stays = expired, stays
         self.button.setVisible(action is not None)
         if action is not None:
             self.button.setText(action[0])
@@ -63,6 +66,10 @@ class NoticeBar(QWidget):
         self.show()
         if seconds is not None:
             self._timer.start(round(seconds * 1000))
+
+    def set_text(self, text: str) -> None:
+        """Other words in a notice that is shown."""
+        self._text.setText(text)
 
     def expire(self) -> None:
         """Takes the notice away."""
@@ -73,8 +80,10 @@ class NoticeBar(QWidget):
             expired()
 
     def _act(self) -> None:
-        action, self._expired = self._action, None
-        self.expire()
+        action = self._action
+        if not self._stays:
+            self._expired = None
+            self.expire()
         if action is not None:
             action()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QCoreApplication, QEvent
+from PySide6.QtCore import QCoreApplication, QEvent, QSettings
 from PySide6.QtWidgets import QApplication, QSplitter
 
 from app.chat.workspace import ChatWorkspace
@@ -32,8 +32,14 @@ def make_workspace(qtbot, theme: Theme, store_path: Path) -> Iterator[MakeWorksp
     """Makes workspaces in a shown window of 900 × 700; closes what the test leaves open."""
     made: list[tuple[ChatWorkspace, QSplitter]] = []
 
-    def make(bridge: FakeBridge, *, selection: Selection | None = None, path: Path | None = None) -> ChatWorkspace:
-        workspace = ChatWorkspace(bridge, theme, selection or Selection(), path or store_path)
+    def make(
+        bridge: FakeBridge,
+        *,
+        selection: Selection | None = None,
+        path: Path | None = None,
+        settings: QSettings | None = None,
+    ) -> ChatWorkspace:
+        workspace = ChatWorkspace(bridge, theme, selection or Selection(), path or store_path, settings=settings)
         window = QSplitter()
         window.addWidget(workspace.list_panel)
         window.addWidget(workspace.chat_panel)

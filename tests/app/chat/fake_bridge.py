@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from engine.client import EngineDied
+from engine.config import EngineConfig
 from engine.events import RequestState
 from engine.fitting import count_chat, fit_request
 from engine.messages import (
@@ -59,6 +60,7 @@ class FakeBridge(QObject):
     token_counted = Signal(object)
     context_cut = Signal(object)
     paced = Signal(bool)
+    config_changed = Signal()
     compare_progress = Signal(object)
     compare_done = Signal(object)
 
@@ -68,9 +70,12 @@ class FakeBridge(QObject):
         self.state = state
         self.paused = self.comparing = False
         self.info = INFO if state == "ready" else None
+        self.config = EngineConfig()
         self.requests: dict[int, tuple[list[ChatMessage], SamplingParams]] = {}
         self.asked: dict[int, AddRequest] = {}
         self.aborted: list[int] = []
+        self.priorities: dict[int, int] = {}
+        """Those that were changed while a request ran."""
         self.restarts = 0
         self._next = 1
         self._query = 0
@@ -129,6 +134,9 @@ class FakeBridge(QObject):
 
     def abort(self, request_id: int) -> None:
         self.aborted.append(request_id)
+
+    def set_priority(self, request_id: int, priority: int) -> None:
+        self.priorities[request_id] = priority
 
     def restart(self) -> None:
         self.restarts += 1
