@@ -245,24 +245,12 @@ def _first_line(error: Exception) -> str:
 # The command ---------------------------------------------------------------------------------------------------------
 
 
-def remove(repository: str, commit: str) -> int:
-    """Deletes one revision from the cache, and the files that no other revision has. Bytes that became free."""
-    from huggingface_hub import scan_cache_dir
-
-    strategy = scan_cache_dir().delete_revisions(commit)
-    if not strategy.expected_freed_size and not strategy.snapshots and not strategy.repos:
-        raise PlanError(f"{repository} at {commit[:7]} is not in the cache any more.", "not-found")
-    strategy.execute()
-    return int(strategy.expected_freed_size)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m engine.fetch")
     parser.add_argument("repository", metavar="ORG/NAME")
     parser.add_argument("--revision", default="main", help="branch, tag or commit")
     parser.add_argument("--file", default="", help="the GGUF file to fetch, where there are several")
     parser.add_argument("--plan", action="store_true", help="only tell what would be fetched")
-    parser.add_argument("--remove", metavar="COMMIT", help="delete this revision from the cache instead")
     options = parser.parse_args(arguments)
     repository = options.repository.strip()
     tell = tell_on(sys.stdout.buffer)
@@ -275,10 +263,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     constants.DOWNLOAD_CHUNK_SIZE = _CHUNK_BYTES
     try:
-        if options.remove:
-            remove(repository, options.remove)
-            tell(FetchDone(repository, "", options.remove, ""))
-            return 0
         fetch = Fetch(repository, options.revision, options.file, tell)
         if options.plan:
             tell(fetch.plan()[0])

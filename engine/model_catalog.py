@@ -81,6 +81,8 @@ class Machine(msgspec.Struct, frozen=True):
     """All of it, in this container if there is one."""
     free_bytes: int
     """What can be taken without swapping."""
+    engine_bytes: int = 0
+    """What the engine that runs holds of it: free once another model takes its place."""
     gpu_name: str = ""
     """Empty: there is none that tells."""
     gpu_bytes: int = 0

@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 import platformdirs
+import psutil
 
 from engine.config import STARTER_MODEL
 from engine.execution.host import available_memory, memory_limit
@@ -308,9 +309,13 @@ def _size(path: Path) -> int:
 # The machine ---------------------------------------------------------------------------------------------------------
 
 
-def machine() -> Machine:
+def machine(engine_pid: int | None = None) -> Machine:
     name, total, free = _gpu()
-    return Machine(memory_limit(), available_memory(), name, total << 20, free << 20)
+    held = 0
+    if engine_pid is not None:
+        with contextlib.suppress(psutil.Error):
+            held = int(psutil.Process(engine_pid).memory_info().rss)
+    return Machine(memory_limit(), available_memory(), held, name, total << 20, free << 20)
 
 
 def _gpu() -> tuple[str, int, int]:
@@ -328,12 +333,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m engine.model_scan")
     parser.add_argument("--folder", action="append", default=[], type=Path, help="search here too")
     parser.add_argument("--anew", action="store_true", help="read everything anew")
+    parser.add_argument("--engine", type=int, default=None, metavar="PID", help="the engine that runs")
     options = parser.parse_args(arguments)
     cache = Path(platformdirs.user_cache_dir("batchscope")) / "catalogue.json"
     if options.anew:
         cache.unlink(missing_ok=True)
     remembered = Remembered(cache)
-    _tell(Room(machine()))
+    _tell(Room(machine(options.engine)))
     scan = Scan(remembered)
     for entry in scan.all(hub_cache_folder(), options.folder):
         _tell(Found(entry))

@@ -17,6 +17,7 @@ from engine.fetch_events import FetchDone, FetchEvent, FetchFailed, FetchPlan, F
 from engine.fetch_plan import PlanError, choose_files
 from engine.model_catalog import ModelEntry
 from engine.model_scan import Remembered, Scan
+from engine.remove_model import remove_imported
 from tests.models.fake_hub import COMMIT, FakeHub, Repository
 
 CONFIG = {
@@ -174,10 +175,28 @@ def test_a_token_of_the_usual_place_opens_what_is_private(hub: FakeHub, tmp_path
     assert isinstance(fetch(hub, tmp_path)[-1], FetchDone)
 
 
+def remove(hub: FakeHub, cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = module_command("engine.remove_model", *arguments)
+    return subprocess.run(command, capture_output=True, text=True, env=environment(hub, cache), timeout=60)
+
+
 def test_a_revision_is_removed_again(hub: FakeHub, tmp_path: Path) -> None:
     fetch(hub, tmp_path)
-    assert isinstance(fetch(hub, tmp_path, NAME, "--remove", COMMIT)[-1], FetchDone)
+    assert remove(hub, tmp_path, NAME, "--revision", COMMIT).returncode == 0
     assert entries(tmp_path) == [] and not list(tmp_path.rglob("*.safetensors"))
+    again = remove(hub, tmp_path, NAME, "--revision", COMMIT)
+    assert again.returncode == 1 and "not in the cache any more" in again.stderr
+
+
+def test_only_what_was_imported_is_removed(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    for folder in (models / "mine", tmp_path / "theirs"):
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(ValueError, match="only what it has imported"):
+        remove_imported(tmp_path / "theirs", tmp_path)
+    remove_imported(models / "mine", tmp_path)
+    assert list(models.iterdir()) == [] and (tmp_path / "theirs" / "model.safetensors").exists()
 
 
 def test_progress_only_grows(hub: FakeHub, tmp_path: Path) -> None:
