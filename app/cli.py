@@ -12,10 +12,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from engine.config import DEVICES, DTYPES, STARTER_MODEL, CacheConfig, ConfigError, EngineConfig
+from engine.config import DEVICES, DTYPES, CacheConfig, ConfigError, EngineConfig
 from engine.environment import (
     DisplayState,
     display_state,
@@ -57,8 +58,8 @@ def build_parser() -> argparse.ArgumentParser:
     window.add_argument(
         "--model", default=None, metavar="MODEL", help="'starter', a folder with a checkpoint, or a Hugging Face id"
     )
-    window.add_argument("--dtype", choices=DTYPES, default="auto", help="type of the weights")
-    window.add_argument("--device", choices=DEVICES, default="auto", help="where the model runs")
+    window.add_argument("--dtype", choices=DTYPES, default=None, help="type of the weights")
+    window.add_argument("--device", choices=DEVICES, default=None, help="where the model runs")
     window.add_argument("--threads", type=int, default=None, metavar="N", help="CPU threads; default: physical cores")
     window.add_argument("--max-model-len", type=int, default=None, metavar="N", help="longest context in tokens")
     window.add_argument("--kv-blocks", type=int, default=None, metavar="N", help="size of the KV pool in blocks")
@@ -167,7 +168,7 @@ def _choose_display(options: argparse.Namespace) -> int | None:
 
 def window(options: argparse.Namespace, demo_options: Callable[[], argparse.Namespace]) -> int:
     """The window; where there is no display the offscreen demo instead, with the same engine."""
-    config = engine_config(options)
+    engine_config(options, EngineConfig())  # what makes no sense is said before anything opens
     state = display_state()
     if state.broken:
         return _explain_broken_display(state)
@@ -176,19 +177,15 @@ def window(options: argparse.Namespace, demo_options: Callable[[], argparse.Name
         return demo(demo_options())
     from app.start import run_window
 
-    return run_window(config, chosen=options.model is not None)
+    return run_window(lambda base: engine_config(options, base), model=options.model)
 
 
-def engine_config(options: argparse.Namespace) -> EngineConfig:
-    """What the window starts its engine with. Raises :class:`ConfigError`."""
-    return EngineConfig(
-        model=STARTER_MODEL if options.model is None else options.model,
-        dtype=options.dtype,
-        device=options.device,
-        threads=options.threads,
-        max_model_len=options.max_model_len,
-        cache=CacheConfig(num_blocks=options.kv_blocks),
-    )
+def engine_config(options: argparse.Namespace, base: EngineConfig) -> EngineConfig:
+    """What the window starts its engine with: ``base``, but for what the command line says. Raises
+    :class:`ConfigError`."""
+    names = ("model", "dtype", "device", "threads", "max_model_len")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    return replace(base, cache=CacheConfig(num_blocks=options.kv_blocks), **given)
 
 
 def _explain_broken_display(state: DisplayState) -> int:

@@ -23,6 +23,7 @@ from app.lab.compare_panel import ComparePanel
 from app.lab.knobs_panel import KnobsPanel
 from app.lab.load_panel import LoadPanel
 from app.launch_guard import LaunchGuard
+from app.log_file import LogFile
 from app.notices import DeathBanner, ModelPage
 from app.recording_control import RecordingControl
 from app.scope.panel import RunHistory, ScopeSource
@@ -66,13 +67,15 @@ class MainWindow(ScopeWindow):
         state_folder: Path | None = None,
         runs_folder: Path | None = None,
         recordings_folder: Path | None = None,
+        log: LogFile | None = None,
         parent: QWidget | None = None,
     ) -> None:
         """settings: geometry and layout, None: not kept. preferences: see :class:`ScopeWindow`. state_folder: see
         :class:`LaunchGuard`.
         runs_folder: where runs are kept for looking back; None: they are not. recordings_folder: see
-        :class:`RecordingControl`."""
+        :class:`RecordingControl`. log: None: none is written."""
         self.bridge = bridge
+        self.log = log
         self.history = RunHistory()
         source = ScopeSource(bridge.run_state, self.history)
         super().__init__(source, theme, settings=settings, preferences=preferences, parent=parent)
@@ -94,7 +97,7 @@ class MainWindow(ScopeWindow):
 
     def _build_contents(self, store_path: Path) -> None:
         bridge, theme, selection = self.bridge, self.theme, self.selection
-        self.chat = ChatWorkspace(bridge, theme, selection, store_path, self)
+        self.chat = ChatWorkspace(bridge, theme, selection, store_path, self, settings=self.settings)
         self.load_panel = LoadPanel(bridge, theme, selection, self)
         self.compare_panel = ComparePanel(bridge, theme, self)
         self.compare_panel.workload_source = self.load_panel.own_load
@@ -237,6 +240,7 @@ class MainWindow(ScopeWindow):
     def _ready(self, info: ModelInfo) -> None:
         self.source.block_bytes = info.kv_bytes_per_block
         self.top_bar.show_model(info)
+        self.preferences.change(last_model=self.bridge.config.model)
         self.recording.begin_run()
         self._paced(self.bridge.paused)
         self.tour.offer()

@@ -126,6 +126,9 @@ class ScopeWindow(QMainWindow):
         for widget in (*widgets, self.notice):
             column.addWidget(widget)
         self.setMenuWidget(top)
+        self.preferences.save_problem.connect(self.say_fault)
+        if self.preferences.notice:
+            self.say_fault(self.preferences.notice)
         top.installEventFilter(self)
 
     def _build_time_bar(self) -> None:

@@ -1,51 +1,65 @@
-"""Starts the window: the application, its theme, the engine's bridge and the main window, and ends them in order."""
+"""Starts the window, or has the one that is open come forward. Light until it is clear which: see
+:mod:`app.window_run` for the rest."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import platformdirs
-from PySide6.QtCore import QCoreApplication, QEvent, QObject, QSettings, QSocketNotifier, QTimer
+from PySide6.QtCore import QCoreApplication, QEvent, QLocale, QObject, QSocketNotifier
 from PySide6.QtWidgets import QApplication
 
-from app.chat.store import default_store_path
-from app.engine_bridge import EngineBridge
-from app.main_window import MainWindow
-from app.theme import Theme
+from app.settings.preferences import PreferenceStore, default_preferences_path
+from app.single_instance import Outcome, SingleInstance, Summons
+from app.translation import tr, use_language
 from engine.config import EngineConfig
 from engine.environment import version
 
 
-def run_window(config: EngineConfig, *, chosen: bool) -> int:
-    """Open the window and run it until it is closed; returns the exit code.
+def run_window(configure: Callable[[EngineConfig], EngineConfig], *, model: str | None) -> int:
+    """Open the window and run it until it is closed, or have the one that is open come forward; returns the exit code.
 
-    ``chosen``: the user named the model just now, so it is loaded even if the last start did not survive that.
+    ``configure`` gives what the user named just now precedence over what the preferences say. ``model``: the one that
+    was named so, which is loaded even if the last start did not survive that; None: none was.
     """
     application = make_application()
-    theme = Theme(application)
-    bridge = EngineBridge()
-    settings = QSettings(str(_folder("config") / "window.ini"), QSettings.Format.IniFormat)
-    window = MainWindow(
-        bridge,
-        theme,
-        default_store_path(),
-        settings=settings,
-        state_folder=_folder("state"),
-        runs_folder=_folder("cache") / "runs",
-        recordings_folder=_folder("data") / "recordings",
-    )
-    window.show()
-    # After the first picture, so that it is there at once.
-    QTimer.singleShot(0, window, lambda: window.launch(config, chosen=chosen))
-    with signals_close(window.close):
-        code = application.exec()
-    bridge.shutdown()
-    delete_in_order(window, bridge)
-    return int(code)
+    preferences = PreferenceStore(default_preferences_path())
+    use_language(*languages(preferences))
+    instance = SingleInstance(_folder("data"))
+    outcome = instance.begin(Summons(_from_anywhere(model), os.environ.get("XDG_ACTIVATION_TOKEN", "")))
+    if outcome is Outcome.HANDED_OVER:
+        print(tr("Batchscope is open already: its window has come forward."))
+        return 0
+    if outcome is Outcome.SILENT:
+        print(tr("Another Batchscope is open and does not answer; this window shows its chats without changing them."))
+    # Only now: a start that hands over is done without them.
+    from app.window_run import Folders, open_window
+
+    folders = Folders(*(_folder(kind) for kind in ("config", "data", "state", "cache")))
+    code = open_window(application, instance, preferences, folders, configure, model)
+    instance.close()
+    delete_in_order(instance)
+    return code
+
+
+def languages(preferences: PreferenceStore) -> list[str]:
+    """What to translate into, the most wanted first."""
+    chosen = preferences.values.language
+    if chosen:
+        return [chosen]
+    wanted = [name.replace("-", "_") for name in QLocale.system().uiLanguages()]
+    return list(itertools.takewhile(lambda name: name.split("_")[0] != "en", wanted))
+
+
+def _from_anywhere(model: str | None) -> str:
+    """The model as another process, in another folder, finds it."""
+    return str(Path(model).absolute()) if model and Path(model).exists() else model or ""
 
 
 def make_application() -> QApplication:
