@@ -4,7 +4,8 @@
 
 Real widgets in a window of 1100 × 700. An answer of 20,000 tokens comes at 500 tokens a second, as the engine's process
 hands it over: some tokens every frame. Prints, for each kind of text, the longest gap between two turns of the event
-loop and the share of time that the window was busy; then how long histories take from the call until they are painted.
+loop; then how long histories take from the call until they are painted. On a machine that has other things to do a
+gap is longer than the work in it: the work, processor time of the window's thread, stands beside it.
 """
 
 from __future__ import annotations
@@ -78,15 +79,18 @@ class Gaps:
     """Times between turns of the event loop."""
 
     longest: float = 0.0
-    busy: float = 0.0
-    since: float = 0.0
+    most_work: float = 0.0
+    work: float = 0.0
+    _since: float = 0.0
+    _worked: float = 0.0
 
     def turn(self) -> None:
-        now = time.perf_counter()
-        if self.since:
-            self.longest = max(self.longest, now - self.since)
-            self.busy += max(0.0, now - self.since - 0.001)
-        self.since = now
+        now, worked = time.perf_counter(), time.thread_time()
+        if self._since:
+            self.longest = max(self.longest, now - self._since)
+            self.most_work = max(self.most_work, worked - self._worked)
+            self.work += worked - self._worked
+        self._since, self._worked = now, worked
 
 
 class Bench:
@@ -140,21 +144,21 @@ class Bench:
         turns.stop()
         return gaps, seconds
 
-    def open(self, conversation: Conversation) -> tuple[float, float]:
-        """Seconds until the window shows it, and the longest gap until all is drawn."""
+    def open(self, conversation: Conversation) -> tuple[float, float, Gaps]:
+        """Seconds until the window shows it, seconds of work in that, and the gaps until all is drawn."""
         self.transcript.show_conversation(history(0))
         _run_for(0.3)
-        begun = time.perf_counter()
+        begun, worked = time.perf_counter(), time.thread_time()
         self.transcript.show_conversation(conversation)
         QCoreApplication.processEvents()
         self.window.repaint()
-        shown = time.perf_counter() - begun
+        shown, work = time.perf_counter() - begun, time.thread_time() - worked
         gaps = Gaps()
         turns = QTimer()
         turns.timeout.connect(gaps.turn)
         turns.start(1)
         _run_for(1.0)
-        return shown, gaps.longest
+        return shown, work, gaps
 
 
 def history(messages: int, text: str = "") -> Conversation:
@@ -186,16 +190,17 @@ def main() -> int:
     app = QApplication.instance() or QApplication(sys.argv[:1])
     bench = Bench(app, "light" if arguments.light else "dark")
     good = True
-    print(f"{'streaming':28} longest gap   busy   drawn after its end")
+    print(f"{'streaming':28} longest gap   most work   busy   drawn after its end")
     for name, pieces in texts(arguments.tokens).items():
         if arguments.only not in name:
             continue
         begun = time.perf_counter()
         gaps, after = bench.stream(pieces, unfold="unfolded" in name, rate=arguments.rate)
-        share = gaps.busy / (time.perf_counter() - begun)
+        share = gaps.work / (time.perf_counter() - begun)
         good &= 1000 * gaps.longest <= GAP_LIMIT_MS
-        print(f"{name:28} {1000 * gaps.longest:8.0f} ms  {100 * share:4.0f} %  {1000 * after:8.0f} ms", flush=True)
-    print(f"\n{'opening':28}     shown   longest gap until all is drawn")
+        figures = f"{1000 * gaps.longest:8.0f} ms  {1000 * gaps.most_work:7.0f} ms  {100 * share:3.0f} %"
+        print(f"{name:28} {figures}  {1000 * after:8.0f} ms", flush=True)
+    print(f"\n{'opening':28}     shown  work in it   then longest gap   most work")
     long_answer = "".join(mixed(20_000, seed=8))
     openings = {
         "24 messages": history(24),
@@ -206,9 +211,10 @@ def main() -> int:
     for name, conversation in openings.items():
         if arguments.only not in name:
             continue
-        shown, longest = bench.open(conversation)
-        good &= 1000 * shown <= OPENING_LIMIT_MS and 1000 * longest <= GAP_LIMIT_MS
-        print(f"{name:28} {1000 * shown:6.0f} ms  {1000 * longest:8.0f} ms", flush=True)
+        shown, work, gaps = bench.open(conversation)
+        good &= 1000 * shown <= OPENING_LIMIT_MS and 1000 * gaps.longest <= GAP_LIMIT_MS
+        figures = f"{1000 * gaps.longest:11.0f} ms  {1000 * gaps.most_work:8.0f} ms"
+        print(f"{name:28} {1000 * shown:6.0f} ms  {1000 * work:7.0f} ms  {figures}", flush=True)
     return 0 if good else 1
 
 

@@ -7,9 +7,11 @@ HTML made here names no resource at all, so there is nothing a document could lo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from app.chat.blocks import BlockSplitter, Piece
+from app.chat.highlight import highlight
 from app.chat.markup import MarkdownColors
 
 
@@ -73,6 +75,17 @@ def render(text: str, colors: MarkdownColors) -> str:
     stream = MarkdownStream(colors)
     stream.update(text)
     return stream.html
+
+
+def warm_up() -> Iterator[bool]:
+    """Imports what the first message needs, in parts of about 40 ms each, so that it does not wait for all at once."""
+    import markdown_it  # noqa: F401
+
+    yield True
+    from app.chat import dialect  # noqa: F401
+
+    yield True
+    highlight("x = 1", "python", dark=True)
 
 
 def render_piece(piece: Piece, number: int, colors: MarkdownColors) -> RenderedPiece:

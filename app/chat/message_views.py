@@ -14,6 +14,7 @@ from app.chat.answer_line import describe, details, explain
 from app.chat.answer_text import AnswerText
 from app.chat.composer import MessageEdit
 from app.chat.conversation import Message
+from app.chat.draw_queue import DrawQueue
 from app.chat.markup import MarkdownColors
 from app.chat.message_parts import HueDot, MenuEntry, MoreButton, VersionSwitch, flat_button
 from app.chat.text_pane import TextPane, plain_tip
@@ -30,7 +31,6 @@ UPDATE_SECONDS = 0.05
 COST_SHARE = 5.0
 SLOWEST_SECONDS = 0.25
 """… and less often where drawing is dear, so that about a fifth of the time goes into it."""
-CATCH_UP_MS = 1
 USER_TINT = 0.14
 SELECTED_TINT = 0.08
 BAR_PX = 3
@@ -74,16 +74,23 @@ class MessageView(QWidget):
         self._theme = theme
         self._memory = memory
         self._versions: list[str] = [message.id]
-        self.switch = VersionSwitch()
-        self.switch.stepped.connect(self.step_version)
+        self.switch: VersionSwitch | None = None
+        """None: there is one version."""
         self.more_button = MoreButton(self._menu)
         self._row = QBoxLayout(QBoxLayout.Direction.LeftToRight)
         self._row.setSpacing(4)
+        self._buttons = QHBoxLayout()
+        self._buttons.setSpacing(4)
         self._is_marked_briefly = False
 
     def set_versions(self, versions: Sequence[Message]) -> None:
         self._versions = [each.id for each in versions] or [self.message.id]
-        self.switch.set_versions(self._versions.index(self.message.id) + 1, len(self._versions))
+        if self.switch is None and len(self._versions) > 1:
+            self.switch = VersionSwitch()
+            self.switch.stepped.connect(self.step_version)
+            self._buttons.insertWidget(1, self.switch, 0, Qt.AlignmentFlag.AlignTop)
+        if self.switch is not None:
+            self.switch.set_versions(self._versions.index(self.message.id) + 1, len(self._versions))
 
     def step_version(self, step: int) -> None:
         number = self._versions.index(self.message.id) + step
@@ -120,12 +127,10 @@ class MessageView(QWidget):
         self.copied.emit()
 
     def _add_buttons(self, *buttons: QWidget) -> None:
-        row = QHBoxLayout()
-        row.setSpacing(4)
-        row.addStretch(1)
+        self._buttons.addStretch(1)
         for each in buttons:
-            row.addWidget(each, 0, Qt.AlignmentFlag.AlignTop)
-        self._row.addLayout(row)
+            self._buttons.addWidget(each, 0, Qt.AlignmentFlag.AlignTop)
+        self._row.addLayout(self._buttons)
 
     def _paint_found(self, painter: QPainter) -> None:
         if self._is_marked_briefly:
@@ -208,7 +213,7 @@ class UserView(MessageView):
             sentence.setWordWrap(True)
             self._column.addWidget(sentence)
         self._row.addLayout(self._column, 1)
-        self._add_buttons(self.switch, self.copy_button, self.edit_button, self.more_button)
+        self._add_buttons(self.copy_button, self.edit_button, self.more_button)
         outer = QVBoxLayout(self)
         outer.setContentsMargins(PADDING[0], PADDING[1], 4, PADDING[3])
         outer.addLayout(self._row)
@@ -271,11 +276,13 @@ class AnswerView(MessageView):
         message: Message,
         theme: Theme,
         memory: ViewMemory,
+        queue: DrawQueue,
         selection: Selection,
         run_state: RunState,
         parent: QWidget | None = None,
     ) -> None:
         super().__init__(message, theme, memory, parent)
+        self._queue = queue
         self._selection = selection
         self._run_state = run_state
         self._cost = self._drawn_at = 0.0
@@ -302,10 +309,10 @@ class AnswerView(MessageView):
         self._lay_out()
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
-        self._timer.timeout.connect(self._draw)
+        self._timer.timeout.connect(self.draw)
         theme.changed.connect(self._recolor)
         selection.changed.connect(self._selected)
-        self._draw()
+        self.draw()
 
     def _lay_out(self) -> None:
         words = QHBoxLayout()
@@ -313,7 +320,7 @@ class AnswerView(MessageView):
         words.addWidget(self.dot, 0, Qt.AlignmentFlag.AlignTop)
         words.addWidget(self.line, 1, Qt.AlignmentFlag.AlignTop)
         self._row.addLayout(words, 1)
-        self._add_buttons(self.switch, self.continue_button, self.copy_button, self.regenerate_button, self.more_button)
+        self._add_buttons(self.continue_button, self.copy_button, self.regenerate_button, self.more_button)
         self._column = QVBoxLayout(self)
         self._column.setContentsMargins(PADDING[0], 4, 4, 4)
         self._column.setSpacing(4)
@@ -325,12 +332,12 @@ class AnswerView(MessageView):
         """The message has changed: drawn soon while it grows, at once when it has ended; see ``SLICE_CHARACTERS``."""
         if not self.message.status.is_open:
             self._timer.stop()
-            self._draw()
+            self.draw()
         elif not self._timer.isActive():
             pause = min(SLOWEST_SECONDS, max(UPDATE_SECONDS, COST_SHARE * self._cost))
             wait = self._drawn_at + pause - time.perf_counter()
             if wait <= 0:  # with the frame that brings it, so that both are painted at once
-                self._draw()
+                self.draw()
             else:
                 self._timer.start(round(1000 * wait))
 
@@ -343,7 +350,8 @@ class AnswerView(MessageView):
         self._is_last = is_last
         self._show_buttons()
 
-    def _draw(self) -> None:
+    def draw(self) -> None:
+        """Brings the message to the screen, as far as one turn of the event loop has room for it."""
         begun = time.perf_counter()
         growing = self.message.status.is_open
         parts = split(self.message.text, growing=growing)
@@ -365,7 +373,7 @@ class AnswerView(MessageView):
         self._drawn_at = time.perf_counter()
         self._cost = self._drawn_at - begun
         if self.is_behind:
-            self._timer.start(CATCH_UP_MS)
+            self._queue.add(self)
 
     def _show_thought(self, parts: Parts) -> None:
         """A thought may turn out to be one only when its end comes; what was shown as the answer begins anew then."""
@@ -388,7 +396,7 @@ class AnswerView(MessageView):
     def _unfolded(self, unfolded: bool) -> None:
         if unfolded:
             self._memory.unfolded.add(self.message.id)
-            self._draw()
+            self.draw()
         else:
             self._memory.unfolded.discard(self.message.id)
 
@@ -424,7 +432,7 @@ class AnswerView(MessageView):
         self.text.set_colors(colors)
         if self.thought is not None:
             self.thought.set_colors(colors)
-        self._draw()
+        self.draw()
         self.update()
 
     def _selected(self, _request_id: int | None) -> None:

@@ -1,19 +1,22 @@
 """The messages of one conversation, the newest at the bottom.
 
-Of a long conversation only a window of messages is built; the buttons at its ends widen it::
+Of a long conversation only a window of messages is built; the buttons at its ends widen it. It is built a few messages
+at a time, what the user looks at first, so that neither opening nor widening holds the window up::
 
-    path     0 ············ first ━━━━━━━━━━━━━━ end ············ len
-                             └─ views, top to bottom ─┘
+    path     0 ········ goal ──▶ first ━━━━━━━━━━━━━━ end ──▶ goal ········ len
+                                  └─ views, top to bottom ─┘
 """
 
 from __future__ import annotations
 
 from PySide6.QtCore import QPoint, Qt, QTimer, QUrl, Signal
-from PySide6.QtGui import QKeyEvent, QResizeEvent, QWheelEvent
+from PySide6.QtGui import QKeyEvent, QResizeEvent, QShowEvent, QWheelEvent
 from PySide6.QtWidgets import QScrollArea, QVBoxLayout, QWidget
 
 from app.chat.conversation import Conversation, Message, Role, ScrollPlace
+from app.chat.draw_queue import DrawQueue
 from app.chat.empty_page import EmptyPage
+from app.chat.markdown import warm_up
 from app.chat.message_parts import ContextMarker
 from app.chat.message_views import AnswerView, UserView, ViewMemory
 from app.chat.text_pane import ask_to_open
@@ -24,7 +27,13 @@ from app.widgets import button
 from engine.run_state import RunState
 
 PAGE_MESSAGES = 24
-"""Messages that are built at once; others on demand, so that a long history opens quickly."""
+"""Messages by which the window is widened."""
+FIRST_MESSAGES = 6
+MORE_MESSAGES = 2
+"""Messages that are built at once: to begin with, and in every turn of the event loop after that."""
+GROW_MS = 4
+WARM_UP_MS = 800
+"""So long after the window came up the first message's modules are imported, one in a turn of the event loop."""
 COLUMN_PX = 860
 """Widest column of text that still reads well."""
 SETTLE_MS = 150
@@ -74,10 +83,12 @@ class Transcript(QScrollArea):
         self._run_state = run_state
         self._conversation: Conversation | None = None
         self.memory = ViewMemory()
+        self._queue = DrawQueue(self)
         self._views: dict[str, UserView | AnswerView] = {}
         """From top to bottom."""
-        self._first = 0
+        self._first = self._goal_first = 0
         self._end: int | None = None
+        self._goal_end: int | None = None
         """Indices in the path; None: to its end, whatever comes."""
         self._follows = True
         self._stepped: tuple[str, int] | None = None
@@ -88,6 +99,9 @@ class Transcript(QScrollArea):
         self._build()
         self._settle_timer = self._timer(self._settled)
         self._found_timer = self._timer(self._unmark)
+        self._grow_timer = self._timer(self._grow)
+        self._warm_up = warm_up()
+        self._warm_up_timer = self._timer(self._warm_up_more)
         self._quieten_buttons()
         theme.changed.connect(self._quieten_buttons)
         bar = self.verticalScrollBar()
@@ -170,8 +184,9 @@ class Transcript(QScrollArea):
         assert conversation is not None
         path = conversation.path
         self._first = min(self._first, max(0, len(path) - 2))
-        if self._end is not None and self._end >= len(path):
-            self._end = None
+        self._goal_first = min(self._goal_first, self._first)
+        self._end = None if self._end is None or self._end >= len(path) else self._end
+        self._goal_end = None if self._goal_end is None or self._goal_end >= len(path) else self._goal_end
         shown = path[self._first : self._end]
         kept_y = self._place_of_version()
         self._remove(set(self._views) - {message.id for message in shown})
@@ -183,11 +198,13 @@ class Transcript(QScrollArea):
             view.set_versions(conversation.versions(message.id))
             if isinstance(view, AnswerView):
                 view.set_last(message is path[-1])
-        self.earlier_button.setVisible(self._first > 0)
-        self.later_button.setVisible(self._end is not None)
+        self.earlier_button.setVisible(self._goal_first > 0)
+        self.later_button.setVisible(self._goal_end is not None)
         self.empty_page.setVisible(not path and not conversation.damage)
         if kept_y is not None:
             self._focus_version(kept_y)
+        if (self._first, self._end) != (self._goal_first, self._goal_end):
+            self._grow_timer.start(GROW_MS)
 
     def refresh(self, message_id: str) -> None:
         """A message has new text or a new state."""
@@ -214,7 +231,7 @@ class Transcript(QScrollArea):
             view = UserView(message, self._theme, self.memory)
             view.edited.connect(self._edited)
         else:
-            view = AnswerView(message, self._theme, self.memory, self._selection, self._run_state)
+            view = AnswerView(message, self._theme, self.memory, self._queue, self._selection, self._run_state)
             view.regenerate_clicked.connect(self.regenerate_clicked)
             view.continue_clicked.connect(self.continue_clicked)
             view.link_clicked.connect(self._ask_to_open)
@@ -228,6 +245,8 @@ class Transcript(QScrollArea):
             view = self._views.pop(message_id)
             if view is self._anchor:
                 self._anchor = None
+            if isinstance(view, AnswerView):
+                self._queue.discard(view)
             self._messages.removeWidget(view)
             view.hide()
             view.deleteLater()
@@ -286,7 +305,8 @@ class Transcript(QScrollArea):
         view = self._views.get(self._stepped[0])
         if view is not None:
             self._hold(view, y)
-            view.switch.set_focus(self._stepped[1])
+            if view.switch is not None:
+                view.switch.set_focus(self._stepped[1])
 
     # The window ------------------------------------------------------------------------------------------------------
 
@@ -298,21 +318,35 @@ class Transcript(QScrollArea):
         """Around a message of the path; None: at its end."""
         assert self._conversation is not None
         length = len(self._conversation.path)
-        if index is None or index >= length - PAGE_MESSAGES:
-            self._first, self._end = max(0, length - PAGE_MESSAGES), None
+        if index is None:
+            self._goal_first, self._goal_end = max(0, length - PAGE_MESSAGES), None
+            self._first, self._end = max(0, length - FIRST_MESSAGES), None
         else:
-            self._first = max(0, index - PAGE_MESSAGES // 2)
-            self._end = index + PAGE_MESSAGES
+            self._goal_first = max(0, min(index, length - PAGE_MESSAGES // 2) - PAGE_MESSAGES // 2)
+            self._goal_end = self._goal_first + PAGE_MESSAGES
+            self._first, self._end = index, index + FIRST_MESSAGES
+
+    def _grow(self) -> None:
+        """A few messages more, the later ones first: they are nearer to what is in sight."""
+        if self._anchor is None and not self._follows and self._views:
+            view = self._top_view()
+            self._hold(view, self._y_of(view))
+        if self._end != self._goal_end:
+            goal = len(self._conversation.path) if self._goal_end is None else self._goal_end
+            self._end = min(goal, (self._end or 0) + MORE_MESSAGES)
+        else:
+            self._first = max(self._goal_first, self._first - MORE_MESSAGES)
+        self.sync()
 
     def show_earlier(self) -> None:
         self._hold(self.views[0], self._y_of(self.views[0]))
-        self._first = max(0, self._first - PAGE_MESSAGES)
-        self.sync()
+        self._goal_first = max(0, self._goal_first - PAGE_MESSAGES)
+        self._grow()
 
     def show_later(self) -> None:
         self._hold(self.views[-1], self._y_of(self.views[-1]))
-        self._end = None if self._end is None else self._end + PAGE_MESSAGES
-        self.sync()
+        self._goal_end = None if self._goal_end is None else self._goal_end + PAGE_MESSAGES
+        self._grow()
 
     def show_message(self, message_id: str) -> bool:
         """Goes to a message of the path, builds what is around it, and frames it for a while; False where it is not
@@ -359,8 +393,12 @@ class Transcript(QScrollArea):
             return None
         if isinstance(self._anchor, UserView | AnswerView):  # not there yet
             return ScrollPlace(self._anchor.message.id, -self._anchor_y)
-        view = next((each for each in self.views if self._y_of(each) + each.height() > 0), self.views[-1])
+        view = self._top_view()
         return ScrollPlace(view.message.id, -self._y_of(view))
+
+    def _top_view(self) -> UserView | AnswerView:
+        """The first message that is in sight."""
+        return next((each for each in self.views if self._y_of(each) + each.height() > 0), self.views[-1])
 
     def _y_of(self, view: QWidget) -> int:
         """Of its top, below the top of what is in sight."""
@@ -408,6 +446,14 @@ class Transcript(QScrollArea):
             bar.setValue(ends[event.key()])
         else:
             super().keyPressEvent(event)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._warm_up_timer.start(WARM_UP_MS)
+
+    def _warm_up_more(self) -> None:
+        if next(self._warm_up, False):
+            self._warm_up_timer.start(GROW_MS)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
