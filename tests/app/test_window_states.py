@@ -188,7 +188,7 @@ def test_closing_while_everything_runs_leaves_nothing_running(rig: Rig) -> None:
     first = window.chat.current
     window.chat.new_conversation()
     window.chat.send("second")
-    window.chat._delete_conversation(first.id)
+    window.chat.delete_conversations([first.id])
     window.load_panel.clock = lambda: rig.client.runner.now
     window.load_panel.select_scenario("rush-hour")
     window.load_panel.start()
