@@ -39,7 +39,8 @@ _FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat
 
 
 def resolve_model(model: str, progress: Progress) -> Path:
-    """The folder of a model: ``starter``, a folder, or ``org/name`` in the Hugging Face cache (never the network).
+    """The folder of a model: ``starter``, a folder, a GGUF file, which is imported first where it was not yet, or
+    ``org/name`` in the Hugging Face cache (never the network).
 
     Raises :class:`ModelLoadError`, ``offline`` where the model is not on this machine.
     """
@@ -49,8 +50,13 @@ def resolve_model(model: str, progress: Progress) -> Path:
     if folder.is_dir():
         return folder.resolve()
     if folder.is_file():
+        if folder.suffix.lower() == ".gguf":
+            from engine.models.gguf_cache import ensure_imported  # tokenizers and more, for this kind of model alone
+
+            return ensure_imported(folder, progress)
         raise ModelLoadError(
-            f"{folder} is a file; give the folder that holds config.json and the safetensors weights.", "unsupported"
+            f"{folder} is a file; give the folder that holds config.json and the safetensors weights, or a GGUF file.",
+            "unsupported",
         )
     if is_repository(model):
         return find_in_hub_cache(model)

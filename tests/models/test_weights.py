@@ -414,7 +414,7 @@ def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="There is no folder") as refused:
         resolve_model(str(tmp_path / "nowhere"), no_progress)
     assert refused.value.kind == "other"
-    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    (tmp_path / "x.bin").write_bytes(b"GGUF")
     with pytest.raises(ModelLoadError, match="is a file") as refused:
-        resolve_model(str(tmp_path / "x.gguf"), no_progress)
+        resolve_model(str(tmp_path / "x.bin"), no_progress)
     assert refused.value.kind == "unsupported"

@@ -1,8 +1,10 @@
-"""A tiny Llama as llama.cpp's converter would write it: q and k with their rows in its order, Q4_1 and Q8_0 weights."""
+"""Tiny models as llama.cpp's converter would write them: a Llama with q and k with their rows in its order, Q4_1 and
+Q8_0 weights; and whatever random Llama or Qwen Transformers makes."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -95,3 +97,88 @@ def write_tiny_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return expected
+
+
+STORED_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def stored_name(name: str) -> str:
+    """``model.layers.3.self_attn.q_proj.weight`` → ``blk.3.attn_q.weight``."""
+    name, _, kind = name.rpartition(".")
+    if not name.startswith("model.layers."):
+        return f"{STORED_NAMES[name]}.{kind}"
+    _, _, layer, part = name.split(".", 3)
+    return f"blk.{layer}.{STORED_NAMES[part]}.{kind}"
+
+
+def write_reference_gguf(
+    path: Path,
+    model: Any,
+    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+    *,
+    fields: dict[str, Any] | None = None,
+    extra: dict[str, Array] | None = None,
+) -> None:
+    """A Transformers model as the converter writes it, its matrices as ``kind``; the weights in ``model`` become what
+    the file can hold. ``fields``: more of the architecture's own; ``extra``: more tensors."""
+    import torch
+
+    config = model.config
+    writer = GGUFWriter(path, config.model_type)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim if getattr(config, "head_dim", None) else config.hidden_size // 4)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    for name, value in (fields or {}).items():
+        add = writer.add_string if isinstance(value, str) else writer.add_float32
+        (writer.add_uint32 if isinstance(value, int) else add)(f"{config.model_type}.{name}", value)
+    add_tiny_tokenizer(writer, size=config.vocab_size)
+    for name, parameter in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        values = parameter.float().numpy()
+        stored = GGMLQuantizationType.F32 if values.ndim == 1 else kind
+        data = quantize(values, stored)
+        with torch.no_grad():
+            parameter.copy_(torch.from_numpy(np.array(dequantize(data, stored), dtype=np.float32)))
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
+        if heads and config.model_type == "llama":
+            data = quantize(as_converter_permutes(parameter.numpy(), heads), stored)
+        writer.add_tensor(stored_name(name), data, raw_dtype=stored)
+    for name, values in (extra or {}).items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add_tiny_tokenizer(writer: GGUFWriter, size: int) -> None:
+    """Of ``size`` tokens; some letters may have none."""
+    tokens = [*CONTROL, *byte_characters()][:size]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([TokenType.CONTROL] * len(CONTROL) + [TokenType.NORMAL] * (len(tokens) - len(CONTROL)))
+    writer.add_token_merges([])
+    writer.add_eos_token_id(2)
