@@ -349,6 +349,10 @@ QScrollBar::handle:hover {{ background: {t.muted}; }}
 QScrollBar::handle:disabled {{ background: transparent; }}
 QScrollBar::add-line, QScrollBar::sub-line, QScrollBar::add-page, QScrollBar::sub-page {{
     background: none; border: none; width: 0; height: 0; }}
+QRadioButton::indicator {{ width: 12px; height: 12px; border: 1px solid {t.muted}; border-radius: 7px;
+    background: {t.raised}; }}
+QRadioButton::indicator:checked {{ width: 6px; height: 6px; border: 4px solid {t.accent}; background: {t.card}; }}
+QRadioButton::indicator:focus {{ border-color: {t.text}; }}
 QProgressBar {{ background: {t.raised}; border: none; border-radius: 3px; max-height: 6px; min-height: 6px; }}
 QProgressBar::chunk {{ background: {t.accent}; border-radius: 3px; }}
 QSlider::groove:horizontal {{ background: {t.line}; height: 4px; border-radius: 2px; }}

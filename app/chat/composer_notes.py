@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
-from app.chat.context_gauge import ContextUse, Level
+from app.chat.context_gauge import ContextUse, Level, rounded
 from app.chat.elided import ElidedLabel
 from app.theme import SPACING
 from app.translation import ntr, tr
@@ -68,7 +68,7 @@ class PastedTexts(QWidget):
         count, start = len(text), " ".join(text[:120].split())
         if not self._rate:
             return tr("Pasted: {count:,} characters: {start}…", count=count, start=start)
-        tokens = _round(self._rate * count)
+        tokens = rounded(self._rate * count)
         return tr(
             "Pasted: {count:,} characters, about {tokens:,} tokens: {start}…", count=count, tokens=tokens, start=start
         )
@@ -98,12 +98,6 @@ class PastedTexts(QWidget):
         row.addWidget(act)
         self._column.addWidget(line)
         return words
-
-
-def _round(tokens: float) -> int:
-    """To two figures: more would not be known."""
-    digits = max(0, len(str(round(tokens))) - 2)
-    return round(tokens, -digits) if digits and tokens < 1e15 else round(tokens)
 
 
 class LimitNote(QWidget):
@@ -145,13 +139,18 @@ class LimitNote(QWidget):
         self._label.setText(text)
         asks = is_over and use is not None
         self.drop_button.setVisible(asks and offers_dropping(use))
-        self.new_button.setVisible(asks and use.history > 0)
-        self._buttons.setVisible(asks and (use.history > 0 or offers_dropping(use)))
+        self.new_button.setVisible(asks and offers_new_chat(use))
+        self._buttons.setVisible(asks and (offers_new_chat(use) or offers_dropping(use)))
         self.setVisible(bool(text))
 
 
 def offers_dropping(use: ContextUse) -> bool:
     return not use.drops and use.dropping_helps
+
+
+def offers_new_chat(use: ContextUse) -> bool:
+    """Whether the message alone would fit."""
+    return use.history > 0 and use.draft <= use.window - use.reserve
 
 
 def sentence(use: ContextUse) -> str:
@@ -168,32 +167,33 @@ def sentence(use: ContextUse) -> str:
             kept=use.kept,
             window=use.window,
         )
-    total = tr("about {total:,}", total=_round(use.total)) if use.is_estimate else f"{use.total:,}"
     if offers_dropping(use):
         return tr(
-            "With this message the chat is {total} tokens; the model's context holds {window:,}, answer included. "
+            "With this message the chat is {total:,} tokens; the model's context holds {window:,}, answer included. "
             "Shorten it, let the oldest messages be left out, or take it to a new chat.",
-            total=total,
+            total=use.total,
             window=use.window,
+        )
+    if not offers_new_chat(use):
+        draft = tr("about {count:,}", count=rounded(use.draft)) if use.is_estimate else f"{use.draft:,}"
+        return tr(
+            "This message alone is {draft} tokens; the model's context holds {window:,}, of which {reserve:,} are kept "
+            "for the answer. Shorten it, or load a model with a longer context.",
+            draft=draft,
+            window=use.window,
+            reserve=use.reserve,
         )
     if use.drops:
         return tr(
             "Even without the older messages this is {kept:,} tokens; the model's context holds {window:,}, of which "
-            "{reserve:,} are kept for the answer. Shorten the message or the system prompt.",
+            "{reserve:,} are kept for the answer. Shorten the message or the system prompt, or take it to a new chat.",
             kept=use.kept,
             window=use.window,
             reserve=use.reserve,
         )
-    if not use.history:
-        return tr(
-            "This message is {total} tokens; the model's context holds {window:,}, answer included. Shorten it, or "
-            "load a model with a longer context.",
-            total=total,
-            window=use.window,
-        )
     return tr(
-        "With this message the chat is {total} tokens; the model's context holds {window:,}, answer included, and "
+        "With this message the chat is {total:,} tokens; the model's context holds {window:,}, answer included, and "
         "leaving out older messages would not be enough. Shorten it, or take it to a new chat.",
-        total=total,
+        total=use.total,
         window=use.window,
     )

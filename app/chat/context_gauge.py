@@ -93,12 +93,14 @@ class ContextUse:
     def figures(self) -> str:
         """``1,234 of 8,192 tokens``."""
         if self.is_estimate:
-            return tr("about {total:,} of {window:,} tokens", total=self.total, window=self.window)
+            return tr("about {total:,} of {window:,} tokens", total=rounded(self.total), window=self.window)
         return tr("{total:,} of {window:,} tokens", total=self.total, window=self.window)
 
     @property
     def consequence(self) -> str:
         """What the figures mean for what is sent next; empty: nothing."""
+        if self.level is Level.OVER and self.is_estimate:
+            return tr("far too many")
         if self.level is Level.OVER:
             return ntr("{count:,} too many", "{count:,} too many", self.excess)
         if self.drops:
@@ -112,7 +114,7 @@ class ContextUse:
         """Every number, one a line."""
         lines = [tr("System prompt and history: {count:,} tokens", count=self.history)]
         if self.draft:
-            about = tr("The message being written: about {count:,}", count=self.draft)
+            about = tr("The message being written: about {count:,}", count=rounded(self.draft))
             exact = tr("The message being written: {count:,}", count=self.draft)
             lines.append(about if self.is_estimate else exact)
         if self.drops:
@@ -120,6 +122,12 @@ class ContextUse:
         lines.append(tr("Wanted for the answer: {count:,}", count=self.reserve))
         lines.append(tr("The model's context: {count:,}", count=self.window))
         return "\n".join(lines)
+
+
+def rounded(tokens: float) -> int:
+    """An estimate to two figures: more are not known."""
+    whole = round(tokens)
+    return round(whole, min(0, 2 - len(str(whole))))
 
 
 class ContextGauge(QWidget):
@@ -182,7 +190,7 @@ class ContextGauge(QWidget):
         """The longest of the texts that ``width`` has room for: the numbers before the words."""
         use = self._use
         assert use is not None
-        short = f"{use.total:,} / {use.window:,}"
+        short = f"{rounded(use.total) if use.is_estimate else use.total:,} / {use.window:,}"
         metrics = self.fontMetrics()
         fits = (text for text in (self.text, use.figures, short) if metrics.horizontalAdvance(text) <= width)
         return next(fits, metrics.elidedText(short, Qt.TextElideMode.ElideRight, int(width)))

@@ -1,199 +1,295 @@
-"""The drawer of a conversation: its system prompt and how its answers are sampled.
+"""The drawer of a conversation: its system prompt, its sampling, what a full context means, and its priority.
 
-Whatever is typed is checked by :class:`engine.request.SamplingParams` itself; its sentence is shown under the fields,
-and the conversation keeps its last good values until the mistake is mended.
+What is changed here is the conversation's at once.
 """
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QResizeEvent
+from PySide6.QtGui import QHideEvent, QShowEvent, QTextCursor, QWheelEvent
 from PySide6.QtWidgets import (
-    QGridLayout,
+    QButtonGroup,
     QHBoxLayout,
     QLabel,
-    QLineEdit,
     QPlainTextEdit,
+    QRadioButton,
     QScrollArea,
+    QSpinBox,
     QVBoxLayout,
     QWidget,
 )
 
-from app.chat.conversation import DEFAULT_CHAT_PARAMS, Conversation
+from app.chat.conversation import DEFAULT_CHAT_PARAMS, ContextPolicy, Conversation
+from app.chat.preset import Preset
+from app.chat.preset_bar import PresetBar, shown_name
+from app.chat.sampling_fields import SamplingFields
+from app.chat.session import ChatSession
+from app.engine_bridge import EngineBridge
+from app.scope.priorities import MOST
 from app.theme import SPACING
+from app.translation import mark, tr
 from app.widgets import button, label
-from engine.request import RequestError, SamplingParams
+from engine.request import SamplingParams
 
 HEIGHT_PX = 350
-WIDE_PX = 420
-WIDE_COLUMNS, NARROW_COLUMNS = 3, 2
-"""Columns of fields where the drawer is at least ``WIDE_PX`` wide, and where it is not."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Field:
-    name: str
-    """Of :class:`SamplingParams`."""
-    title: str
-    kind: type
-    tip: str
-    optional: bool = False
-    """An empty field means None."""
-
-
-FIELDS = (
-    _Field("temperature", "Temperature", float, "0: always the likeliest token; higher: more surprising"),
-    _Field("top_p", "Top-p", float, "Choose among the likeliest tokens that together reach this probability"),
-    _Field("top_k", "Top-k", int, "Choose among the k likeliest tokens; 0: all"),
-    _Field("min_p", "Min-p", float, "Drop tokens less likely than this share of the likeliest"),
-    _Field("repetition_penalty", "Repetition penalty", float, "Above 1: tokens seen before become less likely"),
-    _Field("presence_penalty", "Presence penalty", float, "Above 0: tokens already in the answer become less likely"),
-    _Field("frequency_penalty", "Frequency penalty", float, "The same, times how often they occurred"),
-    _Field("seed", "Seed", int, "Same seed, same answer; empty: a new one each time", optional=True),
-    _Field("max_tokens", "Max tokens", int, "Longest answer; empty: as long as the context allows", optional=True),
-)
+POLICIES = {
+    ContextPolicy.REFUSE: (
+        mark("Do not send"),
+        mark("A message that does not fit is not sent, and the numbers are said."),
+    ),
+    ContextPolicy.DROP_OLDEST: (
+        mark("Leave out the oldest"),
+        mark("The oldest messages are not told to the model, and the answer says how many. They stay in the chat."),
+    ),
+}
+"""What it is called, and what it does."""
 
 
 class OptionsDrawer(QWidget):
-    changed = Signal(str, object)
-    """System prompt and :class:`SamplingParams`, both good."""
+    changed = Signal()
+    """What the model is told, or how, is another in the conversation that is shown."""
 
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(self, session: ChatSession, bridge: EngineBridge, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._params = DEFAULT_CHAT_PARAMS
+        self._session = session
+        self._bridge = bridge
+        self._conversation: Conversation | None = None
         self._filling = False
+        self._make_system()
+        self._make_sampling()
+        self._make_policy()
+        self._make_priority()
+        self._lay_out()
+        self.setMaximumHeight(HEIGHT_PX)
+        bridge.state_changed.connect(self._show_model)
+        bridge.config_changed.connect(self._show_order)
+        session.listed.connect(self._show_priority)
+        self._show_model()
+        self._show_order()
+
+    # Its parts -------------------------------------------------------------------------------------------------------
+
+    def _make_system(self) -> None:
+        self.system_presets = PresetBar(
+            "system",
+            tr("System prompt"),
+            self._session,
+            lambda name: Preset(name, "system", text=self.system_prompt.toPlainText()),
+            lambda preset: preset.text.strip() == self.system_prompt.toPlainText().strip(),
+        )
+        self.system_presets.chosen.connect(self._choose_system)
         self.system_prompt = QPlainTextEdit()
-        self.system_prompt.setPlaceholderText("System prompt: how the model shall behave in this chat")
-        self.system_prompt.setAccessibleName("System prompt")
+        self.system_prompt.setPlaceholderText(tr("System prompt: how the model shall behave in this chat"))
+        self.system_prompt.setAccessibleName(tr("System prompt"))
         self.system_prompt.setTabChangesFocus(True)
         self.system_prompt.setFixedHeight(64)
         self.system_prompt.textChanged.connect(self._edited)
-        self.edits: dict[str, QLineEdit] = {}
-        self._titles: dict[str, QLabel] = {}
-        self._columns = 0
-        self._grid = QGridLayout()
-        self._grid.setHorizontalSpacing(SPACING)
-        self._grid.setVerticalSpacing(2)
-        self._make_fields()
-        self._arrange(NARROW_COLUMNS)
-        self.stop = QPlainTextEdit()
-        self.stop.setPlaceholderText("Stop strings, one a line; \\n stands for a line end")
-        self.stop.setAccessibleName("Stop strings")
-        self.stop.setTabChangesFocus(True)
-        self.stop.setFixedHeight(46)
-        self.stop.textChanged.connect(self._edited)
-        self.error = label("", "error")
-        self.error.setWordWrap(True)
-        self.error.hide()
-        reset = button("Defaults", "flat", "Back to the default sampling")
-        reset.clicked.connect(self._reset)
+        self.model_note = _sentence()
+
+    def _make_sampling(self) -> None:
+        self.sampling = SamplingFields()
+        self.edits, self.stop, self.error = self.sampling.edits, self.sampling.stop, self.sampling.error
+        self.sampling.changed.connect(self._edited)
+        self.sampling_presets = PresetBar(
+            "sampling",
+            tr("Sampling"),
+            self._session,
+            lambda name: Preset(name, "sampling", params=self.sampling.params),
+            lambda preset: with_preset(self.sampling.params, preset) == self.sampling.params,
+        )
+        self.sampling_presets.chosen.connect(self._choose_sampling)
+        self.reset = button(tr("Defaults"), "flat", tr("Back to the default sampling"))
+        self.reset.clicked.connect(self._reset)
+
+    def _make_policy(self) -> None:
+        self.policies: dict[ContextPolicy, QRadioButton] = {}
+        self._policy_group = QButtonGroup(self)
+        for policy, (title, sentence) in POLICIES.items():
+            radio = QRadioButton(tr(title))
+            radio.setToolTip(tr(sentence))
+            radio.setAccessibleDescription(tr(sentence))
+            radio.clicked.connect(lambda _=False, policy=policy: self._choose_policy(policy))
+            self._policy_group.addButton(radio)
+            self.policies[policy] = radio
+
+    def _make_priority(self) -> None:
+        self.priority = _PrioritySpin()
+        self.priority.setRange(-MOST, MOST)
+        self.priority.setKeyboardTracking(False)
+        self.priority.setFixedWidth(100)
+        self.priority.lineEdit().setTextMargins(SPACING, 0, SPACING, 0)  # without buttons Qt forgets the padding
+        self.priority.setAccessibleName(tr("Priority of this chat"))
+        self.priority.setToolTip(tr("The lower number runs first; also of the answer that is being written"))
+        self.priority.valueChanged.connect(self._choose_priority)
+        self.order_note = _sentence()
+
+    def _lay_out(self) -> None:
         page = QWidget()
         column = QVBoxLayout(page)
         column.setContentsMargins(0, 0, SPACING, 0)
         column.setSpacing(SPACING)
-        column.addWidget(self.system_prompt)
-        column.addLayout(self._grid)
-        column.addWidget(self.stop)
-        foot = QHBoxLayout()
-        foot.addWidget(self.error, 1)
-        foot.addStretch(0)
-        foot.addWidget(reset)
+        for widget in (self.system_presets, self.system_prompt, self.model_note, self.sampling_presets, self.sampling):
+            column.addWidget(widget)
+        column.addWidget(self.reset, 0, Qt.AlignmentFlag.AlignRight)
+        column.addWidget(label(tr("When the context is full"), "title"))
+        for policy, (_, sentence) in POLICIES.items():
+            words = _sentence(tr(sentence))
+            words.setContentsMargins(20, 0, 0, 0)
+            column.addWidget(self.policies[policy])
+            column.addWidget(words)
+        line = QHBoxLayout()
+        title = label(tr("Priority"), "title")
+        title.setBuddy(self.priority)
+        line.addWidget(title)
+        line.addStretch(1)
+        line.addWidget(self.priority)
+        column.addLayout(line)
+        column.addWidget(self.order_note)
         area = QScrollArea(self)
         area.setWidgetResizable(True)
         area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        area.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         area.setWidget(page)
         area.viewport().setAutoFillBackground(False)
         page.setAutoFillBackground(False)
         outer = QVBoxLayout(self)
         outer.setContentsMargins(0, 0, 0, 0)
-        outer.setSpacing(SPACING // 2)
         outer.addWidget(area)
-        outer.addLayout(foot)
-        self.setMaximumHeight(HEIGHT_PX)
 
-    def _make_fields(self) -> None:
-        for each in FIELDS:
-            edit = QLineEdit()
-            edit.setAccessibleName(each.title)
-            edit.setToolTip(each.tip)
-            edit.textEdited.connect(self._edited)
-            title = label(each.title, "muted")
-            title.setBuddy(edit)
-            self.edits[each.name] = edit
-            self._titles[each.name] = title
-
-    def _arrange(self, columns: int) -> None:
-        if columns == self._columns:
-            return
-        self._columns = columns
-        for index, each in enumerate(FIELDS):
-            row, column = divmod(index, columns)
-            for widget, line in ((self._titles[each.name], 2 * row), (self.edits[each.name], 2 * row + 1)):
-                self._grid.removeWidget(widget)
-                self._grid.addWidget(widget, line, column)
-        for column in range(max(WIDE_COLUMNS, columns)):
-            self._grid.setColumnStretch(column, 1 if column < columns else 0)
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._arrange(WIDE_COLUMNS if event.size().width() >= WIDE_PX else NARROW_COLUMNS)
+    # What is shown ---------------------------------------------------------------------------------------------------
 
     def show_conversation(self, conversation: Conversation) -> None:
         self.setEnabled(not conversation.damage)
-        self._fill(conversation.system_prompt, conversation.params)
-
-    def _fill(self, system_prompt: str, params: SamplingParams) -> None:
         self._filling = True
-        self._params = params
-        self.system_prompt.setPlainText(system_prompt)
-        for each in FIELDS:
-            value = getattr(params, each.name)
-            self.edits[each.name].setText("" if value is None else str(value).removesuffix(".0"))
-        self.stop.setPlainText("\n".join(text.replace("\n", "\\n") for text in params.stop))
+        self._conversation = conversation
+        if self.system_prompt.toPlainText() != conversation.system_prompt:
+            self.system_prompt.setPlainText(conversation.system_prompt)
+        self.sampling.fill(conversation.params)
+        self.policies[conversation.policy].setChecked(True)
         self._filling = False
-        self._say("")
+        for bar in (self.system_presets, self.sampling_presets):
+            bar.say()
+        self._show_priority()
+        self._refresh_presets()
 
-    def _reset(self) -> None:
-        self._fill(self.system_prompt.toPlainText(), DEFAULT_CHAT_PARAMS)
-        self._edited()
+    def _refresh_presets(self) -> None:
+        if self.isVisible():  # they are read from the chat file
+            self.system_presets.refresh()
+            self.sampling_presets.refresh()
+
+    def _show_priority(self) -> None:
+        """It can be set in the list of chats, too."""
+        if self._conversation is not None and self.priority.value() != self._conversation.priority:
+            self._filling = True
+            self.priority.setValue(self._conversation.priority)
+            self._filling = False
+
+    def _show_order(self) -> None:
+        order = self._bridge.config.scheduler.order
+        if order == "priority":
+            text = tr("The lower number runs first.")
+        else:
+            text = tr(
+                "The lower number runs first, but only in the order “priority”. The queue's order is “{order}”, which "
+                "does not look at priorities; it can be changed in the bar at the top.",
+                order=order,
+            )
+        self.order_note.setText(text)
+
+    def _show_model(self, _state: str = "") -> None:
+        info = self._bridge.info
+        text = ""
+        if info is not None and not info.has_chat_template:
+            text = tr(
+                "{model} has no chat template: it is told the chat in a plain format, “User: …” and “Assistant: …”, "
+                "with the system prompt in front.",
+                model=info.name,
+            )
+        elif info is not None and not info.has_system_role:
+            text = tr("{model} takes no system prompt: it is put before your first message.", model=info.name)
+        self.model_note.setText(text)
+        self.model_note.setVisible(bool(text))
+        self._show_order()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._refresh_presets()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        super().hideEvent(event)
+        for bar in (self.system_presets, self.sampling_presets):
+            bar.say()
+
+    # What is changed -------------------------------------------------------------------------------------------------
 
     def _edited(self) -> None:
-        if self._filling:
+        if self._filling or self._conversation is None:
             return
-        try:
-            self._params = self._read()
-            self._say("")
-        except RequestError as error:
-            self._say(f"{error}. The chat goes on with the values before.")
         # A bad number must not cost the system prompt that is written beside it.
-        self.changed.emit(self.system_prompt.toPlainText(), self._params)
+        self._session.set_options(self._conversation, self.system_prompt.toPlainText(), self.sampling.params)
+        self._refresh_presets()
+        self.changed.emit()
 
-    def _read(self) -> SamplingParams:
-        values: dict[str, Any] = {each.name: _parse(each, self.edits[each.name].text()) for each in FIELDS}
-        lines = self.stop.toPlainText().split("\n")
-        values["stop"] = tuple(line.replace("\\n", "\n") for line in lines if line)
-        return replace(self._params, **values)
+    def _choose_system(self, preset: Preset) -> None:
+        before = self.system_prompt.toPlainText()
+        _replace_text(self.system_prompt, preset.text)
+        if before.strip() and before != preset.text:
+            undo = lambda: _replace_text(self.system_prompt, before)  # noqa: E731
+            self.system_presets.say(tr("“{name}” is in force.", name=shown_name(preset)), undo)
 
-    def _say(self, sentence: str) -> None:
-        self.error.setText(sentence)
-        self.error.setVisible(bool(sentence))
+    def _choose_sampling(self, preset: Preset) -> None:
+        self._change_params(
+            with_preset(self.sampling.params, preset), tr("“{name}” is in force.", name=shown_name(preset))
+        )
+
+    def _reset(self) -> None:
+        self._change_params(DEFAULT_CHAT_PARAMS, tr("Back to the defaults."))
+
+    def _change_params(self, params: SamplingParams, sentence: str) -> None:
+        before = self.sampling.params
+        self._set_params(params)
+        if params != before:
+            self.sampling_presets.say(sentence, lambda: self._set_params(before))
+
+    def _set_params(self, params: SamplingParams) -> None:
+        self.sampling.fill(params)
+        self._edited()
+
+    def _choose_policy(self, policy: ContextPolicy) -> None:
+        if self._conversation is not None and policy is not self._conversation.policy:
+            self._session.set_policy(self._conversation, policy)
+            self.changed.emit()
+
+    def _choose_priority(self, priority: int) -> None:
+        if not self._filling and self._conversation is not None:
+            self._session.set_priority(self._conversation, priority)
 
 
-_THOUSANDS = re.compile(r"\d{1,3}(,\d{3})+")
+def with_preset(params: SamplingParams, preset: Preset) -> SamplingParams:
+    """``params`` with a preset in force. A built-in one is about how tokens are chosen: the chat's seed, stop strings
+    and longest answer stay."""
+    assert preset.params is not None
+    if not preset.built_in:
+        return preset.params
+    return replace(preset.params, seed=params.seed, stop=params.stop, max_tokens=params.max_tokens)
 
 
-def _parse(field: _Field, text: str) -> float | int | None:
-    text = text.strip()
-    if not text and field.optional:
-        return None
-    try:
-        if field.kind is int:
-            return int(text.replace(",", "") if _THOUSANDS.fullmatch(text) else text)
-        return float(text.replace(",", "."))
-    except ValueError:
-        wanted = "a whole number" if field.kind is int else "a number"
-        raise RequestError(f"{field.name} is {text!r}; it must be {wanted}") from None
+class _PrioritySpin(QSpinBox):
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        """The wheel scrolls the drawer."""
+        event.ignore()
+
+
+def _sentence(text: str = "") -> QLabel:
+    words = label(text, "muted")
+    words.setWordWrap(True)
+    return words
+
+
+def _replace_text(edit: QPlainTextEdit, text: str) -> None:
+    """As if it had been typed: the field's own undo brings back what was there."""
+    cursor = QTextCursor(edit.document())
+    cursor.select(QTextCursor.SelectionType.Document)
+    cursor.insertText(text)
