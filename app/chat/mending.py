@@ -12,7 +12,7 @@ from app.chat.conversation import Message, Role
 from app.chat.tree import MessageTree
 from app.translation import tr
 
-_LOST = "lost:"
+LOST = "lost:"
 """Begins the id of a placeholder for a message whose own is unknown: ``lost:X`` is the answer to a question X, or the
 question of an answer X. What is written below a placeholder refers to it, so the same damage must give the same id."""
 
@@ -37,7 +37,7 @@ class _Mending:
         answered = {message.parent for message in self._placed.values()}
         for message in list(self._placed.values()):
             if message.role is Role.USER and message.id not in answered:
-                self._lost(_LOST + message.id, Role.ASSISTANT, message)
+                self._lost(LOST + message.id, Role.ASSISTANT, message)
         return list(self._placed.values())
 
     def _parent_of(self, message: Message) -> Message | None:
@@ -48,16 +48,16 @@ class _Mending:
             return parent
         if message.parent in self._known:  # written after it, so the link is damaged
             return self._last
-        known = self._placed.get(message.parent.removeprefix(_LOST))
+        known = self._placed.get(message.parent.removeprefix(LOST))
         return self._lost(message.parent, message.role.other, known or self._last)
 
     def _place(self, message: Message, parent: Message | None) -> None:
         """Hangs it below ``parent``, with a placeholder between where the two are of the same role."""
         if parent is None and message.role is Role.ASSISTANT:
-            parent = self._lost(_LOST + message.id, Role.USER, None)
+            parent = self._lost(LOST + message.id, Role.USER, None)
         elif parent is not None and parent.role is message.role:
             of = parent if message.role is Role.USER else message
-            parent = self._lost(_LOST + of.id, message.role.other, parent)
+            parent = self._lost(LOST + of.id, message.role.other, parent)
         message.parent = None if parent is None else parent.id
         self._placed[message.id] = message
 

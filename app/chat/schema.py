@@ -7,7 +7,6 @@ Texts are read as bytes and decoded one by one, so that bytes that are no UTF-8 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -21,43 +20,25 @@ from app.chat.conversation import (
     Role,
     ScrollPlace,
 )
+from app.chat.mending import LOST
 from app.chat.preset import Preset, PresetKind
 from app.translation import tr
 from engine.request import SamplingParams
 
-TURNS_TO_TREE = (
+_TURNS_TO_TREE = (
     "UPDATE messages SET number = 2 * number + (role <> 'user') WHERE typeof(number) = 'integer'",
-    """UPDATE messages SET parent = (
+    f"""UPDATE messages SET parent = CASE WHEN role <> 'user' AND NOT EXISTS (
+        SELECT 1 FROM messages AS question
+        WHERE question.conversation_id = messages.conversation_id AND question.number = messages.number - 1
+    ) THEN '{LOST}' || id ELSE (
         SELECT id FROM messages AS before
         WHERE before.conversation_id = messages.conversation_id AND before.number < messages.number
         ORDER BY before.number DESC LIMIT 1
-    )""",
+    ) END""",
 )
 
 
-def _turns_to_tree(connection: sqlite3.Connection) -> None:
-    """Every message follows the one before it. Rows on damaged pages stay as they are: they cannot be read anyway."""
-    for statement in TURNS_TO_TREE:
-        try:
-            connection.execute(statement)
-        except sqlite3.DatabaseError as error:
-            if error.sqlite_errorname != "SQLITE_CORRUPT":
-                raise
-            _row_by_row(connection, statement)
-
-
-def _row_by_row(connection: sqlite3.Connection, statement: str) -> None:
-    last = connection.execute("SELECT max(rowid) FROM messages").fetchone()[0] or 0
-    single = f"{statement} {'AND' if 'typeof' in statement else 'WHERE'} messages.rowid = ?"
-    for rowid in range(1, last + 1):
-        try:
-            connection.execute(single, (rowid,))
-        except sqlite3.DatabaseError as error:
-            if error.sqlite_errorname != "SQLITE_CORRUPT":
-                raise
-
-
-MIGRATIONS: tuple[tuple[str | Callable[[sqlite3.Connection], None], ...], ...] = (
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (
         """CREATE TABLE conversations (
             id TEXT PRIMARY KEY,
@@ -101,7 +82,7 @@ MIGRATIONS: tuple[tuple[str | Callable[[sqlite3.Connection], None], ...], ...] =
         "ALTER TABLE messages ADD COLUMN parent TEXT",
         "ALTER TABLE messages ADD COLUMN dropped INTEGER NOT NULL DEFAULT 0",
         "ALTER TABLE messages ADD COLUMN model TEXT NOT NULL DEFAULT ''",
-        _turns_to_tree,
+        *_TURNS_TO_TREE,
         """CREATE TABLE presets (
             kind TEXT NOT NULL,
             name TEXT NOT NULL,
@@ -114,17 +95,14 @@ MIGRATIONS: tuple[tuple[str | Callable[[sqlite3.Connection], None], ...], ...] =
 SCHEMA_VERSION = len(MIGRATIONS)
 
 
-def bring_forward(connection: sqlite3.Connection) -> None:
-    """Takes a file through the migrations it has not seen, each wholly or not at all. Raises sqlite3.Error."""
+def bring_forward(connection: sqlite3.Connection, target: int = SCHEMA_VERSION) -> None:
+    """Takes a file through the migrations up to ``target``, each wholly or not at all. Raises sqlite3.Error."""
     version = connection.execute("PRAGMA user_version").fetchone()[0]
-    for number in range(version, SCHEMA_VERSION):
+    for number in range(version, target):
         connection.execute("BEGIN IMMEDIATE")
         try:
             for step in MIGRATIONS[number]:
-                if callable(step):
-                    step(connection)
-                else:
-                    connection.execute(step)
+                connection.execute(step)
             connection.execute(f"PRAGMA user_version = {number + 1}")
             connection.execute("COMMIT")
         except BaseException:
@@ -168,14 +146,14 @@ def conversation_values(conversation: Conversation) -> tuple:
         conversation.created,
         conversation.updated,
         conversation.system_prompt,
-        _encode(conversation.params),
+        encode(conversation.params),
         conversation.priority,
         int(conversation.pinned),
         conversation.folder,
         conversation.draft,
-        None if scroll is None else _encode((scroll.message_id, scroll.offset)),
+        None if scroll is None else encode((scroll.message_id, scroll.offset)),
         conversation.policy.value,
-        _encode(choices),
+        encode(choices),
     )
 
 
@@ -199,7 +177,7 @@ def message_values(conversation_id: str, message: Message) -> tuple:
         timings.prompt_tokens,
         timings.cached_tokens,
         timings.preemptions,
-        None if message.params is None else _encode(message.params),
+        None if message.params is None else encode(message.params),
         message.dropped,
         message.model,
     )
@@ -207,7 +185,7 @@ def message_values(conversation_id: str, message: Message) -> tuple:
 
 def preset_values(preset: Preset) -> tuple:
     """In the order of ``SAVE_PRESET``."""
-    return preset.kind, preset.name, preset.text, None if preset.params is None else _encode(preset.params)
+    return preset.kind, preset.name, preset.text, None if preset.params is None else encode(preset.params)
 
 
 def read_preset(row: sqlite3.Row) -> Preset:
@@ -341,7 +319,7 @@ def _number(row: sqlite3.Row, column: str) -> float:
     return value
 
 
-def _encode(value: object) -> str:
+def encode(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 

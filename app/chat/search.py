@@ -2,8 +2,7 @@
 
 The index holds the trigrams of every text that is not being written any more: an answer enters it once, when it ends.
 It says in which messages all trigrams of a needle occur; whether the needle does is looked up in the text itself. It is
-made of the messages and kept up to date by triggers; it is whole exactly as long as the triggers are there, so whoever
-finds it damaged drops those, and the next start builds it anew.
+made of the messages and kept up to date by triggers, and it is whole exactly as long as these are there.
 """
 
 from __future__ import annotations
@@ -106,14 +105,8 @@ def prepare_index(connection: sqlite3.Connection) -> None:
         with contextlib.suppress(sqlite3.Error):
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-        drop_index(connection)
-
-
-def drop_index(connection: sqlite3.Connection) -> None:
-    """Has nothing but the messages themselves written from here on."""
-    for name in _TRIGGERS:
-        with contextlib.suppress(sqlite3.Error):
-            connection.execute(f"DROP TRIGGER IF EXISTS {name}")
+            for name in _TRIGGERS:  # nothing but the messages themselves is written from here on
+                connection.execute(f"DROP TRIGGER IF EXISTS {name}")
 
 
 def _fill(connection: sqlite3.Connection) -> None:
@@ -121,15 +114,7 @@ def _fill(connection: sqlite3.Connection) -> None:
         "INSERT INTO message_trigrams (rowid, text) "
         f"SELECT rowid, text FROM messages WHERE {_CLOSED.format(row='messages')}"
     )
-    try:
-        connection.execute(every)
-    except sqlite3.DatabaseError as error:
-        if error.sqlite_errorname != "SQLITE_CORRUPT":
-            raise
-        last = connection.execute("SELECT max(rowid) FROM messages").fetchone()[0] or 0
-        for rowid in range(1, last + 1):
-            with contextlib.suppress(sqlite3.DatabaseError):
-                connection.execute(f"{every} AND rowid = ?", (rowid,))
+    connection.execute(every)
 
 
 def texts_with(connection: sqlite3.Connection, needle: str) -> dict[str, tuple[str, str]]:

@@ -11,19 +11,21 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import platformdirs
 
-from app.chat import files, schema, search
+from app.chat import files, salvage, schema, search
 from app.chat.conversation import Conversation, Message, MessageStatus
 from app.chat.mending import mended_tree
 from app.chat.preset import Preset, PresetKind
 from app.translation import mark, ntr, tr
 
 _MAX_ROWS_ONE_BY_ONE = 100_000
+_T = TypeVar("_T")
 
 
 class StoreError(Exception):
@@ -88,7 +90,12 @@ class ChatStore:
         elif version > schema.SCHEMA_VERSION:
             raise StoreError(newer_sentence(path, version))
         store = cls(files.connect(path), path, notice, lock)
-        store._prepare()
+        try:
+            store._prepare()
+        except sqlite3.DatabaseError as error:
+            if not _is_damage(error):
+                raise
+            store._salvage()
         return store
 
     @classmethod
@@ -111,11 +118,8 @@ class ChatStore:
         schema.bring_forward(self._connection)
         search.prepare_index(self._connection)
         for statement in (_PURGE, _MARK_OPEN):
-            try:
-                with self._transaction():
-                    self._connection.execute(*statement)
-            except StoreError as error:
-                self.notice = self.notice or str(error)
+            with contextlib.suppress(StoreError), self._transaction():  # the first save meets and says the same
+                self._connection.execute(*statement)
 
     def close(self) -> None:
         with contextlib.suppress(sqlite3.Error):
@@ -139,6 +143,20 @@ class ChatStore:
         finally:
             self._connection = files.connect(self.path)
             self._prepare()
+
+    def _salvage(self) -> None:
+        """Goes on with what can be read of a file with damaged pages; the file itself is kept."""
+        fresh = files.beside(self.path, files.RESTORING)
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        lost = salvage.copy_readable(self.path, fresh)
+        aside = files.free_name(self.path, "damaged")
+        self.replace_file(fresh, aside)
+        self.notice = ntr(
+            "Part of the chat file was damaged: {count:,} row is lost, the rest is here. It is kept as {aside}.",
+            "Part of the chat file was damaged: {count:,} rows are lost, the rest is here. It is kept as {aside}.",
+            lost,
+            aside=aside,
+        )
 
     # Reading ---------------------------------------------------------------------------------------------------------
 
@@ -176,8 +194,7 @@ class ChatStore:
 
     def find_texts(self, needle: str) -> dict[str, tuple[str, str]]:
         """Conversation id → id and text of the youngest message in it with ``needle``, whatever its case."""
-        with self._said():
-            return search.texts_with(self._connection, needle)
+        return self._salvaging(lambda: search.texts_with(self._connection, needle))
 
     def holds(self, conversation_id: str) -> bool:
         """Whether there is a conversation of that id in the file, a deleted one included."""
@@ -211,59 +228,73 @@ class ChatStore:
     ) -> None:
         """Writes all of it or, with :class:`StoreError`, nothing. Damaged rows are left as they are."""
         conversations, messages, deleted = list(conversations), list(messages), list(deleted)
-        try:
-            with self._transaction():
-                self._save(conversations, messages, deleted)
-        except _DamagedFile:
-            search.drop_index(self._connection)  # it may be the damage; the chats matter more
-            with self._transaction():
-                self._save(conversations, messages, deleted)
 
-    def _save(self, conversations: list[Conversation], messages: list[SavedMessage], deleted: list[Message]) -> None:
-        execute = self._connection.execute
-        for message in deleted:
-            with _unreadable_may_stay(message):
+        def write() -> None:
+            execute = self._connection.execute
+            for message in deleted:
                 execute("DELETE FROM messages WHERE id = ?", (message.id,))
-        for conversation in conversations:
-            if not conversation.damage:
-                execute(schema.SAVE_CONVERSATION, schema.conversation_values(conversation))
-        for saved in messages:
-            if not saved.message.damage:
-                execute(schema.SAVE_MESSAGE, schema.message_values(saved.conversation.id, saved.message))
-                continue
-            with _unreadable_may_stay(saved.message):  # where it belongs may have changed
-                execute("UPDATE messages SET parent = ? WHERE id = ?", (saved.message.parent, saved.message.id))
+            for conversation in conversations:
+                if not conversation.damage:
+                    execute(schema.SAVE_CONVERSATION, schema.conversation_values(conversation))
+            for saved in messages:
+                if not saved.message.damage:
+                    execute(schema.SAVE_MESSAGE, schema.message_values(saved.conversation.id, saved.message))
+                else:  # where it belongs may have changed
+                    execute("UPDATE messages SET parent = ? WHERE id = ?", (saved.message.parent, saved.message.id))
+
+        self._write(write)
 
     def set_deleted(self, conversation_id: str, deleted: bool) -> None:
         """Takes a conversation out of the list, or back in. It leaves the file when :meth:`purge` is called."""
-        with self._transaction():
-            value = time.time() if deleted else None
-            self._connection.execute("UPDATE conversations SET deleted = ? WHERE id = ?", (value, conversation_id))
+        value = time.time() if deleted else None
+        self._change("UPDATE conversations SET deleted = ? WHERE id = ?", value, conversation_id)
 
     def purge(self, conversation_id: str) -> None:
         """Removes a deleted conversation for good; its text is overwritten on disk."""
-        with self._transaction():
-            self._connection.execute(
-                "DELETE FROM conversations WHERE id = ? AND deleted IS NOT NULL", (conversation_id,)
-            )
+        self._change("DELETE FROM conversations WHERE id = ? AND deleted IS NOT NULL", conversation_id)
 
     def save_preset(self, preset: Preset) -> None:
         """Replaces one of the same kind and name."""
-        with self._transaction():
-            self._connection.execute(schema.SAVE_PRESET, schema.preset_values(preset))
+        self._change(schema.SAVE_PRESET, *schema.preset_values(preset))
 
     def delete_preset(self, preset: Preset) -> None:
-        with self._transaction():
-            self._connection.execute("DELETE FROM presets WHERE kind = ? AND name = ?", (preset.kind, preset.name))
+        self._change("DELETE FROM presets WHERE kind = ? AND name = ?", preset.kind, preset.name)
 
     # -----------------------------------------------------------------------------------------------------------------
+
+    def _change(self, statement: str, *values: object) -> None:
+        self._write(lambda: self._connection.execute(statement, values))
+
+    def _write(self, action: Callable[[], object]) -> None:
+        """One transaction."""
+
+        def write() -> None:
+            with self._transaction():
+                action()
+
+        self._salvaging(write)
+
+    def _salvaging(self, action: Callable[[], _T]) -> _T:
+        """Does it; where damaged pages are in the way, on a file without them."""
+        try:
+            with self._said():
+                return action()
+        except _DamagedFile:
+            if not self.is_kept:
+                raise
+        try:
+            self._salvage()
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(_cannot_save(error, self.path)) from None
+        with self._said():
+            return action()
 
     @contextlib.contextmanager
     def _said(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
-            kind = _DamagedFile if error.sqlite_errorname.startswith("SQLITE_CORRUPT") else StoreError
+            kind = _DamagedFile if _is_damage(error) else StoreError
             raise kind(_cannot_save(error, self.path)) from None
 
     @contextlib.contextmanager
@@ -334,11 +365,5 @@ def _cannot_save(error: Exception, path: Path) -> str:
     return tr("Chats cannot be saved: {reason}.", reason=files.reason(error, path))
 
 
-@contextlib.contextmanager
-def _unreadable_may_stay(message: Message) -> Iterator[None]:
-    """A row on a damaged page can be neither changed nor deleted; that must not cost the save of all others."""
-    try:
-        yield
-    except sqlite3.DatabaseError as error:
-        if not (message.damage and error.sqlite_errorname.startswith("SQLITE_CORRUPT")):
-            raise
+def _is_damage(error: Exception) -> bool:
+    return (getattr(error, "sqlite_errorname", "") or "").startswith("SQLITE_CORRUPT")
