@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from types import SimpleNamespace
 
 import pytest
 from PySide6.QtCore import QPoint, QSettings, Qt
@@ -188,20 +189,15 @@ def test_a_file_that_was_set_aside_is_said_until_it_is_read(make_workspace, brid
 def dialogs(monkeypatch, tmp_path):
     """File dialogs that answer with what the test says; what they were asked for is noted."""
 
-    class Dialogs:
-        target = tmp_path / "out"
-        sources: tuple = ()
-        asked: list = []
-
-    Dialogs.asked = []
+    answers = SimpleNamespace(target=tmp_path / "out", sources=(), asked=[])
 
     def save(_parent, title, suggested, filters):
-        Dialogs.asked.append((title, suggested, filters))
-        return (str(Dialogs.target) if Dialogs.target else "", "")
+        answers.asked.append((title, suggested, filters))
+        return (str(answers.target) if answers.target else "", "")
 
     monkeypatch.setattr(QFileDialog, "getSaveFileName", save)
-    monkeypatch.setattr(QFileDialog, "getOpenFileNames", lambda *_args: ([str(each) for each in Dialogs.sources], ""))
-    return Dialogs
+    monkeypatch.setattr(QFileDialog, "getOpenFileNames", lambda *_args: ([str(each) for each in answers.sources], ""))
+    return answers
 
 
 def test_chats_go_to_a_file_and_come_back_equal(make_workspace, bridge, tmp_path, dialogs, qtbot):
