@@ -16,7 +16,7 @@ from app.chat.chat_list_model import ChatListModel
 from app.chat.chat_list_rows import Hit, Listing, Section, listing_of
 from app.chat.chat_list_view import ChatView
 from app.chat.chat_menu import ChatMenu
-from app.chat.message_views import flat_button
+from app.chat.message_parts import flat_button
 from app.chat.session import ChatSession
 from app.theme import SPACING, Theme
 from app.translation import tr

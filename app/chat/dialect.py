@@ -39,9 +39,10 @@ def _mark_tasks(tokens: Sequence[Token]) -> None:
     for item, inline in zip(tokens, tokens[2:], strict=False):
         if item.type == "list_item_open" and inline.type == "inline" and inline.children:
             text = inline.children[0]
-            box = _BOXES.get(text.content[:4].lower()) if text.type == "text" else None
-            if box:
-                text.content = f"{box} {text.content[4:]}"
+            state = _TASKS.get(text.content[:4].lower()) if text.type == "text" else None
+            if state:
+                text.content = text.content[4:]
+                item.attrSet("class", state)  # Qt draws a box for it
 
 
 def _cut_table(tokens: list[Token], piece: Piece) -> list[Token]:
@@ -73,7 +74,7 @@ class Environment:
     codes: list[str] = field(default_factory=list)
 
 
-_BOXES = {"[ ] ": "☐", "[x] ": "☑"}
+_TASKS = {"[ ] ": "unchecked", "[x] ": "checked"}
 
 
 def _allowed_link(url: str) -> bool:
@@ -111,7 +112,7 @@ class Renderer(RendererHTML):
     def table_open(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
         token, line = tokens[idx], env["environment"].colors.line
         width = ' width="100%"' if token.attrGet("width") else ""
-        above = 0 if env["environment"].piece.continues_table else 4
+        above = 0 if env["environment"].piece.continues_table else 6
         below = 0 if token.meta.get("goes_on") else 8
         return (
             f'<table border="1" cellspacing="0" cellpadding="5"{width} '
@@ -160,7 +161,7 @@ def _code_surface(code: str, language: str, env: Environment) -> str:
     body = highlight(code.removesuffix("\n"), language, colors.dark)
     return (
         f'<table width="100%" border="0" cellspacing="0" cellpadding="0" bgcolor="{colors.raised}" '
-        f'style="margin-top:0; margin-bottom:{0 if goes_on else 8}px">{header}'
+        f'style="margin-top:{0 if continues else 6}px; margin-bottom:{0 if goes_on else 8}px">{header}'
         f'<tr><td colspan="2" style="padding:{above}px 8px {below}px 8px">'
         f'<pre style="white-space:pre-wrap; margin:0">{body}</pre></td></tr></table>\n'
     )

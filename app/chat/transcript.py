@@ -13,13 +13,15 @@ from PySide6.QtCore import QPoint, Qt, QTimer, QUrl, Signal
 from PySide6.QtGui import QKeyEvent, QResizeEvent, QShowEvent, QWheelEvent
 from PySide6.QtWidgets import QScrollArea, QVBoxLayout, QWidget
 
+from app.chat.answer_view import AnswerView
 from app.chat.conversation import Conversation, Message, Role, ScrollPlace
 from app.chat.draw_queue import DrawQueue
 from app.chat.empty_page import EmptyPage
 from app.chat.markdown import warm_up
 from app.chat.message_parts import ContextMarker
-from app.chat.message_views import AnswerView, UserView, ViewMemory
+from app.chat.message_view import ViewMemory
 from app.chat.text_pane import ask_to_open
+from app.chat.user_view import UserView
 from app.selection import Selection
 from app.theme import SPACING, Theme
 from app.translation import tr

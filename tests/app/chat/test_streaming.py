@@ -7,8 +7,8 @@ import random
 import pytest
 
 from app.chat.answer_text import SLICE_CHARACTERS, UPDATE_LIMIT, AnswerText
+from app.chat.answer_view import UPDATE_SECONDS, AnswerView, markdown_colors
 from app.chat.markdown import render
-from app.chat.message_views import UPDATE_SECONDS, AnswerView, markdown_colors
 
 WORDS = ("the", "block", "table", "maps", "a", "`position`", "to", "**memory**", "[so](https://example.org)", "do.")
 
