@@ -7,7 +7,7 @@ a token are joined, the token of the highest score first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tokenizers import (
@@ -77,14 +77,17 @@ def tokenizer_of(fields: Mapping[str, Any]) -> Tokenizer:
     kind, tokens = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.tokens")
     if not tokens:
         raise ModelLoadError("The GGUF file has no vocabulary (tokenizer.ggml.tokens).", "damaged")
-    if kind == "gpt2":
-        tokenizer = _byte_level(fields, tokens)
-    elif kind == "llama":
-        tokenizer = _sentencepiece(fields, tokens)
-    else:
+    if kind not in _MAKERS:
         raise ModelLoadError(
-            f"The GGUF file's tokenizer is of the kind {kind!r}; Batchscope imports 'gpt2' and 'llama'.", "unsupported"
+            f"The GGUF file's tokenizer is of the kind {kind!r}; Batchscope imports {', '.join(_MAKERS)}.",
+            "unsupported",
         )
+    try:
+        tokenizer = _MAKERS[kind](fields, tokens)
+    except ModelLoadError:
+        raise
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise ModelLoadError(f"The GGUF file's tokenizer contradicts itself: {error}.", "damaged") from error
     types = _types(fields, tokens)
     for special, wanted in ((True, (_CONTROL, _UNKNOWN)), (False, (_USER_DEFINED,))):
         added = [token for token, its in zip(tokens, types, strict=True) if its in wanted and token]
@@ -180,6 +183,12 @@ def _sentencepiece(fields: Mapping[str, Any], tokens: Sequence[str]) -> Tokenize
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
     return tokenizer
+
+
+_MAKERS: dict[str, Callable[[Mapping[str, Any], Sequence[str]], Tokenizer]] = {
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+}
 
 
 def merges_by_score(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]) -> list[tuple[str, str]]:
