@@ -1,4 +1,5 @@
-"""Remembers that a model is being loaded, so that a start which never got past it is not repeated by itself."""
+"""Remembers that a model is being loaded, so that a start which never got past it, or whose engine did not, is not
+repeated by itself."""
 
 from __future__ import annotations
 
@@ -21,6 +22,8 @@ class LaunchGuard:
         if self._lock is not None:
             self._lock.setStaleLockTime(0)  # loading may take long; the lock of a process that is gone is stale at once
 
+        self._kept = False
+
     def interrupted(self) -> str | None:
         """The model whose loading the last start did not survive."""
         if self._file is None:
@@ -35,6 +38,7 @@ class LaunchGuard:
         return model
 
     def begin(self, model: str) -> None:
+        self._kept = False
         if self._file is not None:
             # A state folder that cannot be written must not keep a model from loading.
             with contextlib.suppress(OSError):
@@ -42,9 +46,15 @@ class LaunchGuard:
                 if self._take():
                     self._file.write_text(model, encoding="utf-8")
 
+    def keep(self) -> None:
+        """The engine crashed while it loaded: the next start is told, unless another model loads before."""
+        self._kept = True
+        if self._lock is not None and self._lock.isLocked():
+            self._lock.unlock()
+
     def end(self) -> None:
         """Nothing is loading any more; what another window loads stays remembered."""
-        if self._file is None or not (self._lock.isLocked() or self._file.exists()):
+        if self._kept or self._file is None or not (self._lock.isLocked() or self._file.exists()):
             return
         if self._take():
             with contextlib.suppress(OSError):

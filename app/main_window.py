@@ -13,7 +13,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QEvent, QRect, QSettings, Qt
 from PySide6.QtGui import QCloseEvent, QKeyEvent, QShowEvent
-from PySide6.QtWidgets import QFileDialog, QMenu, QWidget
+from PySide6.QtWidgets import QMenu, QWidget
 
 from app.chat.workspace import ChatWorkspace
 from app.docks import ArrangementName
@@ -24,6 +24,7 @@ from app.lab.knobs_panel import KnobsPanel
 from app.lab.load_panel import LoadPanel
 from app.launch_guard import LaunchGuard
 from app.log_file import LogFile
+from app.models.control import ModelControl
 from app.notices import DeathBanner, ModelPage
 from app.recording_control import RecordingControl
 from app.scope.panel import RunHistory, ScopeSource
@@ -36,6 +37,7 @@ from app.translation import tr
 from engine.client import EngineDied
 from engine.config import STARTER_MODEL, EngineConfig
 from engine.messages import LoadFailed, Loading, ModelInfo
+from engine.model_catalog import model_title
 
 FRAMES_KEPT = 4096
 
@@ -46,11 +48,6 @@ class FrameStats:
 
     frames: int = 0
     milliseconds: deque[float] = field(default_factory=lambda: deque(maxlen=FRAMES_KEPT))
-
-
-def model_title(model: str) -> str:
-    """What a model is called before it has said its name itself."""
-    return "the starter model" if model == STARTER_MODEL else Path(model).name
 
 
 class MainWindow(ScopeWindow):
@@ -81,11 +78,14 @@ class MainWindow(ScopeWindow):
         super().__init__(source, theme, settings=settings, preferences=preferences, parent=parent)
         self.frame_stats = FrameStats()
         self._guard = LaunchGuard(state_folder)
+        self._is_loading = False
+        self._died_loading = False
         self._step_to_draw = False
         self._drawn_step = 0
         self.setWindowTitle("Batchscope")
         bridge.add_fold(self.history)
         self._build_contents(store_path)
+        self.models = ModelControl(self, state_folder)
         self._build_top()
         self._build_time(runs_folder, recordings_folder)
         self._connect_engine()
@@ -123,6 +123,7 @@ class MainWindow(ScopeWindow):
         view = self.view_menu()
         view.addSeparator()
         view.addAction(self.action(tr("Tour"), "", self.tour.begin, name="tour"))
+        view.addAction(self.action(tr("Welcome page"), "", self.models.show_first_run, name="welcome"))
         self.top_bar = TopBar(self.theme, self.source, self._model_menu(), view)
         self.death_banner = DeathBanner(self.theme)
         self.hold = HoldNotice(self.bridge, self.theme)
@@ -131,9 +132,12 @@ class MainWindow(ScopeWindow):
         self.top_bar.loading.cancelled.connect(self.bridge.shutdown)
         self.top_bar.scheduler.chosen.connect(self._change_scheduler)
         self.death_banner.restart.connect(self.bridge.restart)
-        self.model_page.open_folder.connect(self.choose_folder)
+        self.model_page.open_folder.connect(self.models.choose_folder)
         self.model_page.retry.connect(self.bridge.restart)
         self.model_page.starter.connect(lambda: self.open_model(STARTER_MODEL))
+        self.model_page.models.connect(self.models.show_page)
+        self.model_page.back.connect(self.models.go_back)
+        self.models.first_chat.connect(self._first_chat)
         self.action(tr("New chat"), "Ctrl+N", self._new_chat, name="chat.new")
         self.action(tr("Search chats"), "Ctrl+K", self._search_chats, name="chat.search")
 
@@ -154,14 +158,18 @@ class MainWindow(ScopeWindow):
         self.action(tr("Record, or end the recording"), "F9", self.recording.toggle, name="record.toggle")
 
     def _model_menu(self) -> QMenu:
-        menu = QMenu(self)
-        menu.addAction(self.action(tr("Open a local folder…"), "Ctrl+O", self.choose_folder, name="model.folder"))
-        starter = lambda: self.open_model(STARTER_MODEL)  # noqa: E731
+        menu, models = QMenu(self), self.models
+        menu.addAction(self.action(tr("Models…"), "Ctrl+M", models.show_page, name="model.page"))
+        menu.addMenu(models.recent_menu)
+        menu.addSeparator()
+        menu.addAction(self.action(tr("Open a local folder…"), "Ctrl+O", models.choose_folder, name="model.folder"))
+        menu.addAction(self.action(tr("Open a GGUF file…"), "", models.choose_gguf, name="model.gguf"))
+        starter = lambda: models.ask_to_open(STARTER_MODEL)  # noqa: E731
         menu.addAction(self.action(tr("Starter model"), "", starter, name="model.starter"))
         menu.addSeparator()
         restart = self.action(tr("Restart the engine"), "Ctrl+Shift+R", self.bridge.restart, name="engine.restart")
         menu.addAction(restart)
-        menu.addAction(self.action(tr("Unload"), "", self.bridge.shutdown, name="model.unload"))
+        menu.addAction(self.action(tr("Unload"), "", models.unload, name="model.unload"))
         menu.addSeparator()
         menu.addAction(self.action(tr("Quit"), "Ctrl+Q", self.close, name="window.quit"))
         return menu
@@ -185,16 +193,21 @@ class MainWindow(ScopeWindow):
     def launch(self, config: EngineConfig, *, chosen: bool = False) -> None:
         """Loads the model, unless the last start did not survive that and the user has not ``chosen`` it just now."""
         interrupted = self._guard.interrupted()
+        if interrupted is None and not chosen and self.models.is_first_run:
+            self.bridge.config = config
+            self.models.show_first_run()
+            return
         if interrupted is None or chosen:
-            self.bridge.start(config)
+            self.bridge.config = config
+            self.models.open(config.model)
             return
         self.bridge.config = config
         self._guard.end()
         self.model_page.show_interrupted(model_title(interrupted), starter=config.model == STARTER_MODEL)
 
     def open_model(self, model: str) -> None:
-        """``starter``, or a folder: loads it in a fresh engine with the other options as they are."""
-        self.bridge.start(replace(self.bridge.config, model=model))
+        """See :attr:`EngineConfig.model`: loads it in a fresh engine with the other options as they are."""
+        self.models.open(model)
 
     def _change_scheduler(self, knob: str, value: str) -> None:
         self.notice.expire()
@@ -208,11 +221,6 @@ class MainWindow(ScopeWindow):
         self.knobs_panel.refused(message)
         self.notice.say(f"The scheduler stays as it is: {message}.", is_error=True, action=("Close", lambda: None))
 
-    def choose_folder(self) -> None:
-        folder = QFileDialog.getExistingDirectory(self, "Open a folder with a model")
-        if folder:
-            self.open_model(folder)
-
     def _engine_state_changed(self, state: str) -> None:
         self._config_changed()
         self.source.live = state == "ready"
@@ -223,8 +231,12 @@ class MainWindow(ScopeWindow):
             self.notice.expire()
             self.top_bar.show_model(None, f"Loading {model_title(self.bridge.config.model)}")
             self.travel.show_newest()
+        elif state == "dead" and self._is_loading:
+            self._guard.keep()
+            self._died_loading = True
         elif state != "loading":
             self._guard.end()
+        self._is_loading = state in ("starting", "loading")
         self.top_bar.show_state(state)
         self.hold.refresh()
         if state != "ready":
@@ -246,11 +258,21 @@ class MainWindow(ScopeWindow):
         self.tour.offer()
 
     def _load_failed(self, failure: LoadFailed) -> None:
-        self.model_page.setGeometry(self._page_place())
-        self.model_page.show_failure(failure, starter=self.bridge.config.model == STARTER_MODEL)
+        self.models.load_failed(failure)
 
     def _died(self, death: EngineDied) -> None:
         self.death_banner.report(death)
+        if self._died_loading:
+            self._died_loading = False
+            self.models.died_loading(death)
+
+    def _first_chat(self) -> None:
+        """What the first run ends with."""
+        self.arrange("chat")
+        self._new_chat()
+
+    def focus_chat(self) -> None:
+        self.chat.composer.setFocus()
 
     # Frames ------------------------------------------------------------------------------------------------------
 
@@ -352,21 +374,24 @@ class MainWindow(ScopeWindow):
         self.reveal("chat", "chats")
         self.chat.list_panel.focus_search()
 
-    def _page_place(self) -> QRect:
+    def page_place(self) -> QRect:
         top = self.menuWidget().geometry().bottom() + 1
         return QRect(0, top, self.width(), self.height() - top)
 
     def room_changed(self) -> None:
         super().room_changed()
-        self.model_page.setGeometry(self._page_place())
+        self.model_page.setGeometry(self.page_place())
+        self.models.place()
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
-        self.model_page.setGeometry(self._page_place())
+        self.model_page.setGeometry(self.page_place())
+        self.models.place()
 
     def closeEvent(self, event: QCloseEvent) -> None:
         self.rest()
         self.save_layout()
+        self.models.close()
         self.hide()  # at once: the engine may take a moment to end
         self.bridge.shutdown()
         self.chat.shutdown()  # after the engine: its open answers are marked and saved

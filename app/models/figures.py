@@ -65,10 +65,10 @@ def need_of(entry: ModelEntry, wanted: Wanted, machine: Machine | None) -> Need 
         return None
     gpu = on_gpu(wanted, machine)
     dtype = default_dtype("cuda" if gpu else "cpu") if wanted.dtype == "auto" else wanted.dtype
-    if dtype not in entry.weight_bytes:
-        dtype = "bfloat16"
-    weights, working = entry.weight_bytes[dtype], entry.working_bytes
     room = machine.gpu_free_bytes if gpu else machine.free_bytes + machine.engine_bytes
+    if dtype not in entry.weight_bytes:  # the Transformers library has no int8: see engine.execution.device
+        dtype = "float32" if 2 * entry.weight_bytes["float32"] <= room else "bfloat16"
+    weights, working = entry.weight_bytes[dtype], entry.working_bytes
     if wanted.limit_bytes is not None:
         room = min(room, wanted.limit_bytes + working)
     context = min(wanted.context, entry.max_position) if entry.max_position else wanted.context

@@ -60,7 +60,7 @@ def test_offline_without_a_model_says_so_and_offers_ways_on(rig: Rig, monkeypatc
     assert len(rig.client.loaded) == 2 and not page.isVisible()
     rig.client.fail_to_load("Still none.", "offline")
     rig.wait_for(page.isVisible)
-    monkeypatch.setattr("app.main_window.QFileDialog.getExistingDirectory", lambda *a, **k: str(tmp_path))
+    monkeypatch.setattr("app.models.control.QFileDialog.getExistingDirectory", lambda *a, **k: str(tmp_path))
     rig.qtbot.mouseClick(page.folder_button, Qt.MouseButton.LeftButton)
     assert rig.client.loaded[-1].model == str(tmp_path) and not page.isVisible()
 
