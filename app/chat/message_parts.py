@@ -8,6 +8,7 @@ from PySide6.QtCore import QPoint, QRectF, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QMenu, QSizePolicy, QToolButton, QWidget
 
+from app.chat.conversation import Message, Role
 from app.selection import Selection
 from app.theme import Theme, request_color
 from app.translation import ntr, tr
@@ -134,6 +135,22 @@ class HueDot(QToolButton):
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(color)
         painter.drawEllipse(circle)
+
+
+def first_told(path: list[Message], dropped: int) -> Message | None:
+    """The first message of the path that the model is told where it is not told the ``dropped`` oldest; counted as
+    :meth:`Conversation.context` counts, which joins questions that have no answer between them."""
+    number, after_question = 0, False
+    for message in path:
+        if message.damage or not message.text:
+            continue
+        is_question = message.role is Role.USER
+        if not (is_question and after_question):
+            if number >= dropped:
+                return message
+            number += 1
+        after_question = is_question
+    return None
 
 
 class ContextMarker(QWidget):

@@ -12,6 +12,8 @@ from PySide6.QtGui import (
     QDesktopServices,
     QGuiApplication,
     QKeyEvent,
+    QKeySequence,
+    QMouseEvent,
     QTextCursor,
     QTextDocument,
     QTextOption,
@@ -20,6 +22,7 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QFrame, QMessageBox, QSizePolicy, QTextBrowser, QWidget
 
 from app.chat.markup import COPY_SCHEME, LINK_SCHEMES
+from app.chat.pane_area import PaneArea
 from app.translation import tr
 
 INDENT_PX = 26
@@ -81,9 +84,29 @@ class TextPane(QTextBrowser):
 
     def createMimeDataFromSelection(self) -> QMimeData:
         """Plain text only: nobody wants this window's colours in a letter."""
+        area = self._area()
         data = QMimeData()
-        data.setText(self.textCursor().selection().toPlainText())
+        data.setText((area and area.selected_text()) or self.textCursor().selection().toPlainText())
         return data
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        area = self._area()
+        extends = bool(event.modifiers() & Qt.KeyboardModifier.ShiftModifier)
+        if area is not None and event.button() == Qt.MouseButton.LeftButton and not extends:
+            area.begin_selection()
+        super().mousePressEvent(event)
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        area = self._area() if event.buttons() & Qt.MouseButton.LeftButton else None
+        if area is None or not area.extend_selection(self, event.globalPosition().toPoint()):
+            super().mouseMoveEvent(event)
+
+    def _area(self) -> PaneArea | None:
+        """What it is shown in together with others."""
+        parent = self.parentWidget()
+        while parent is not None and not isinstance(parent, PaneArea):
+            parent = parent.parentWidget()
+        return parent
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         event.ignore()  # the transcript scrolls
@@ -92,6 +115,10 @@ class TextPane(QTextBrowser):
         alt = event.modifiers() == Qt.KeyboardModifier.AltModifier
         if event.key() in _SCROLL_KEYS or (alt and event.key() in (Qt.Key.Key_Left, Qt.Key.Key_Right)):
             event.ignore()  # the transcript's and the message's
+        elif event.matches(QKeySequence.StandardKey.Copy):
+            data = self.createMimeDataFromSelection()
+            if data.text():
+                QGuiApplication.clipboard().setMimeData(data)
         else:
             super().keyPressEvent(event)
 

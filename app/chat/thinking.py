@@ -35,14 +35,19 @@ def split(text: str, *, growing: bool = False) -> Parts:
         if end < 0:
             thought = _without_half(text[begin:], closing) if growing else text[begin:]
             return Parts(thought.strip("\n"), "", is_thinking=True)
-        return Parts(text[begin:end].strip("\n"), text[end + len(closing) :].lstrip())
+        return Parts(_thought(text[begin:end]), text[end + len(closing) :].lstrip())
     for alone in _ALONE.finditer(text) if "</think" in text else ():
         is_whole_line = bool(alone[2]) or not growing
         if is_whole_line and len(_FENCE.findall(text, 0, alone.start())) % 2 == 0:
-            return Parts(text[: alone.start()].strip("\n"), text[alone.end() :].lstrip())
+            return Parts(_thought(text[: alone.start()]), text[alone.end() :].lstrip())
     if growing and any(f"<{tag}>".startswith(text.lstrip()) for tag in _TAGS):
         return Parts(None, "")
     return Parts(None, text)
+
+
+def _thought(text: str) -> str | None:
+    """Models that are told not to think say so by an empty thought."""
+    return text.strip("\n") if text.strip() else None
 
 
 def _without_half(text: str, tag: str) -> str:

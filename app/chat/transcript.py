@@ -1,25 +1,24 @@
 """The messages of one conversation, the newest at the bottom.
 
 Of a long conversation only a window of messages is built; the buttons at its ends widen it. It is built a few messages
-at a time, what the user looks at first, so that neither opening nor widening holds the window up::
-
-    path     0 ········ goal ──▶ first ━━━━━━━━━━━━━━ end ──▶ goal ········ len
-                                  └─ views, top to bottom ─┘
+at a time, what the user looks at first, so that neither opening nor widening holds the window up.
 """
 
 from __future__ import annotations
 
 from PySide6.QtCore import QPoint, Qt, QTimer, QUrl, Signal
 from PySide6.QtGui import QKeyEvent, QResizeEvent, QShowEvent, QWheelEvent
-from PySide6.QtWidgets import QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from app.chat.answer_view import AnswerView
 from app.chat.conversation import Conversation, Message, Role, ScrollPlace
 from app.chat.draw_queue import DrawQueue
 from app.chat.empty_page import EmptyPage
 from app.chat.markdown import warm_up
-from app.chat.message_parts import ContextMarker
+from app.chat.message_parts import ContextMarker, first_told
 from app.chat.message_view import ViewMemory
+from app.chat.message_window import MessageWindow
+from app.chat.pane_area import PaneArea
 from app.chat.text_pane import ask_to_open
 from app.chat.user_view import UserView
 from app.selection import Selection
@@ -28,11 +27,6 @@ from app.translation import tr
 from app.widgets import button
 from engine.run_state import RunState
 
-PAGE_MESSAGES = 24
-"""Messages by which the window is widened."""
-FIRST_MESSAGES = 6
-MORE_MESSAGES = 2
-"""Messages that are built at once: to begin with, and in every turn of the event loop after that."""
 GROW_MS = 4
 WARM_UP_MS = 800
 """So long after the window came up the first message's modules are imported, one in a turn of the event loop."""
@@ -48,23 +42,7 @@ FOUND_MS = 2_500
 FOUND_TOP_PX = 24
 
 
-def first_told(path: list[Message], dropped: int) -> Message | None:
-    """The first message of the path that the model is told where it is not told the ``dropped`` oldest; counted as
-    :meth:`Conversation.context` counts, which joins questions that have no answer between them."""
-    number, after_question = 0, False
-    for message in path:
-        if message.damage or not message.text:
-            continue
-        is_question = message.role is Role.USER
-        if not (is_question and after_question):
-            if number >= dropped:
-                return message
-            number += 1
-        after_question = is_question
-    return None
-
-
-class Transcript(QScrollArea):
+class Transcript(PaneArea):
     suggestion_chosen = Signal(str)
     regenerate_clicked = Signal(str)
     """Id of the answer of which another version is wanted."""
@@ -88,10 +66,7 @@ class Transcript(QScrollArea):
         self._queue = DrawQueue(self)
         self._views: dict[str, UserView | AnswerView] = {}
         """From top to bottom."""
-        self._first = self._goal_first = 0
-        self._end: int | None = None
-        self._goal_end: int | None = None
-        """Indices in the path; None: to its end, whatever comes."""
+        self._window = MessageWindow()
         self._follows = True
         self._stepped: tuple[str, int] | None = None
         """The version that is being switched to, and the direction."""
@@ -175,7 +150,7 @@ class Transcript(QScrollArea):
         place = conversation.scroll
         index = None if place is None else self._index_of(place.message_id)
         self._follows = index is None
-        self._set_window(index)
+        self._window.open_at(index, len(self._conversation.path))
         self.sync()
         if place is not None and index is not None:
             self._hold(self._views[place.message_id], -place.offset)
@@ -185,11 +160,8 @@ class Transcript(QScrollArea):
         conversation = self._conversation
         assert conversation is not None
         path = conversation.path
-        self._first = min(self._first, max(0, len(path) - 2))
-        self._goal_first = min(self._goal_first, self._first)
-        self._end = None if self._end is None or self._end >= len(path) else self._end
-        self._goal_end = None if self._goal_end is None or self._goal_end >= len(path) else self._goal_end
-        shown = path[self._first : self._end]
+        self._window.fit(len(path))
+        shown = self._window.of(path)
         kept_y = self._place_of_version()
         self._remove(set(self._views) - {message.id for message in shown})
         views = {message.id: self._views.get(message.id) or self._make_view(message) for message in shown}
@@ -200,12 +172,12 @@ class Transcript(QScrollArea):
             view.set_versions(conversation.versions(message.id))
             if isinstance(view, AnswerView):
                 view.set_last(message is path[-1])
-        self.earlier_button.setVisible(self._goal_first > 0)
-        self.later_button.setVisible(self._goal_end is not None)
+        self.earlier_button.setVisible(self._window.goal_first > 0)
+        self.later_button.setVisible(self._window.goal_end is not None)
         self.empty_page.setVisible(not path and not conversation.damage)
         if kept_y is not None:
             self._focus_version(kept_y)
-        if (self._first, self._end) != (self._goal_first, self._goal_end):
+        if not self._window.is_grown:
             self._grow_timer.start(GROW_MS)
 
     def refresh(self, message_id: str) -> None:
@@ -222,7 +194,7 @@ class Transcript(QScrollArea):
     def edit_last(self) -> bool:
         """Opens the user's last message for editing; False where there is none."""
         users = [view for view in self._views.values() if isinstance(view, UserView) and not view.message.damage]
-        if self._end is not None or not users:
+        if self._window.end is not None or not users:
             return False
         users[-1].begin_edit()
         return True
@@ -316,38 +288,22 @@ class Transcript(QScrollArea):
         assert self._conversation is not None
         return next((i for i, message in enumerate(self._conversation.path) if message.id == message_id), None)
 
-    def _set_window(self, index: int | None) -> None:
-        """Around a message of the path; None: at its end."""
-        assert self._conversation is not None
-        length = len(self._conversation.path)
-        if index is None:
-            self._goal_first, self._goal_end = max(0, length - PAGE_MESSAGES), None
-            self._first, self._end = max(0, length - FIRST_MESSAGES), None
-        else:
-            self._goal_first = max(0, min(index, length - PAGE_MESSAGES // 2) - PAGE_MESSAGES // 2)
-            self._goal_end = self._goal_first + PAGE_MESSAGES
-            self._first, self._end = index, index + FIRST_MESSAGES
-
     def _grow(self) -> None:
-        """A few messages more, the later ones first: they are nearer to what is in sight."""
+        assert self._conversation is not None
         if self._anchor is None and not self._follows and self._views:
             view = self._top_view()
             self._hold(view, self._y_of(view))
-        if self._end != self._goal_end:
-            goal = len(self._conversation.path) if self._goal_end is None else self._goal_end
-            self._end = min(goal, (self._end or 0) + MORE_MESSAGES)
-        else:
-            self._first = max(self._goal_first, self._first - MORE_MESSAGES)
+        self._window.grow(len(self._conversation.path))
         self.sync()
 
     def show_earlier(self) -> None:
         self._hold(self.views[0], self._y_of(self.views[0]))
-        self._goal_first = max(0, self._goal_first - PAGE_MESSAGES)
+        self._window.widen_up()
         self._grow()
 
     def show_later(self) -> None:
         self._hold(self.views[-1], self._y_of(self.views[-1]))
-        self._goal_end = None if self._goal_end is None else self._goal_end + PAGE_MESSAGES
+        self._window.widen_down()
         self._grow()
 
     def show_message(self, message_id: str) -> bool:
@@ -360,7 +316,7 @@ class Transcript(QScrollArea):
         if message_id not in self._views:
             self._anchor = None
             self._remove(set(self._views))
-            self._set_window(index)
+            self._window.open_at(index, len(self._conversation.path))
             self.sync()
         view = self._views[message_id]
         view.set_found(True)
@@ -383,9 +339,9 @@ class Transcript(QScrollArea):
         """To the end, and on with it."""
         self._anchor = None
         self._follows = True
-        if self._end is not None:
+        if self._window.end is not None:
             self._remove(set(self._views))
-            self._set_window(None)
+            self._window.open_at(None, len(self._conversation.path))
             self.sync()
         self._range_changed()
 
@@ -434,7 +390,7 @@ class Transcript(QScrollArea):
     def _scrolled(self, value: int) -> None:
         if self._anchor is not None:
             return
-        self._follows = self._end is None and value >= self.verticalScrollBar().maximum() - BOTTOM_PX
+        self._follows = self._window.end is None and value >= self.verticalScrollBar().maximum() - BOTTOM_PX
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         self._anchor = None  # the user knows better

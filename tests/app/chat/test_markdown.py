@@ -13,6 +13,7 @@ from PySide6.QtGui import QColor
 
 from app.chat.blocks import BLOCK_LIMIT, BlockSplitter
 from app.chat.highlight import CODE_COLORS, highlight
+from app.chat.latex import use_block_rule
 from app.chat.markdown import MarkdownStream, render
 from app.chat.markup import MarkdownColors
 from app.theme import DARK, LIGHT, READABLE_CONTRAST, contrast
@@ -84,10 +85,73 @@ def test_a_link_defined_elsewhere_stays_text_and_nothing_vanishes():
     assert "<a" not in render(text, COLORS)
 
 
+def shown(source: str) -> str:
+    """The text of what is rendered, line breaks as such."""
+    html = render(source, COLORS).replace("<br />", "\n")
+    return unescape(re.sub(r"<[^>]+>", "", html)).replace("\u00a0", " ").strip("\n")
+
+
+FORMULAS = [
+    r"\(a_1 * b_1 * c_1\)",
+    r"\[ \frac{a}{b} \\ *x* _y_ \]",
+    r"$a_1 + b_1$ and $c_2 * d_2$ and $\alpha$",
+    r"$$\sum_{i=1}^n i_1 * i_2 * i_3$$",
+    "\\[\nx = [1] \\\\\n- y\n=\n# z * 1 * 2\n\\]",
+    "$$\n\\begin{aligned}\na &= b \\\\\n  c &= d_1 * e_1 * f\n\\end{aligned}\n$$",
+    "\\begin{align*}\na &= [b](c) \\\\\n* d\n\\end{align*}",
+    r"an unclosed \( a_1 \] and \[",
+]
+
+
+@pytest.mark.parametrize("source", FORMULAS)
+def test_formulas_are_shown_as_they_were_written(source):
+    assert shown(source) == source
+    assert not {"em", "strong", "ul", "ol", "h1", "a", "hr"} & {name for name, _ in tags(render(source, COLORS))}
+
+
+def test_a_formula_may_follow_its_paragraph_and_sits_in_lists_and_tables():
+    source = "The sum is\n\\[\na_1 * b_1 * c\n\\]\nas said.\n\n- item\n  \\[ x_1 * y_1 * z \\]\n\n| a |\n|---|\n| \\(p_1 * q_1 * r\\) |"
+    text = shown(source)
+    for formula in ("\\[\na_1 * b_1 * c\n\\]", r"\[ x_1 * y_1 * z \]", r"\(p_1 * q_1 * r\)"):
+        assert formula in text
+    assert "em" not in {name for name, _ in tags(render(source, COLORS))}
+
+
+def test_prices_stay_prices():
+    source = "It costs $5 and *not* $10, or $5-$10."
+    assert shown(source) == source.replace("*", "")
+    assert "monospace" not in render(source, COLORS)
+
+
+def test_tasks_have_boxes_and_cells_their_side():
+    html = render("- [x] done\n- [ ] open\n- [link](https://example.org)\n", COLORS)
+    assert [attributes for name, attributes in tags(html) if name == "li"] == [
+        ' class="checked"',
+        ' class="unchecked"',
+        "",
+    ]
+    assert "[x]" not in html
+    html = render("| a | b | c |\n|:--|:-:|--:|\n| 1 | 2 | 3 |\n", COLORS)
+    sides = [attributes for name, attributes in tags(html) if name == "td"]
+    assert sides == [' align="left"', ' align="center"', ' align="right"']
+
+
+def test_a_long_table_stays_a_table():
+    rows = [f"| {n} | *row* {n} |" for n in range(400)]
+    html = render("before\n\n| number | text |\n|---:|---|\n" + "\n".join(rows) + "\n\nafter\n", COLORS)
+    names = [name for name, _ in tags(html)]
+    assert names.count("table") > 3 and names.count("th") == 2 and names.count("tr") == 401
+    assert names.count("em") == 400 and "|" not in html
+    assert html.count("margin-bottom:8px") == 1  # the parts touch each other
+    assert unescape(re.sub(r"<[^>]+>", "", html)).split()[-1] == "after"
+
+
 def plain_blocks(text: str) -> str:
     """The same dialect, parsed as one document by the library alone: what the pieces must add up to."""
     parser = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable(["table", "strikethrough"])
     parser.disable(["reference", "html_block", "html_inline"])
+    use_block_rule(parser)
+    parser.add_render_rule("math_block", lambda _, tokens, idx, *rest: tokens[idx].content)
     return parser.render(text)
 
 
@@ -96,7 +160,7 @@ LINES = st.sampled_from(
         "", "", "word", "some *text* and `code`", "# Title", "#", "#x", "- item", "- ", "-", "  more", "    four",
         "* * *", "***", "1. one", "2. two", "3)", "> quote", ">", "> - deep", "```", "```py", "~~~", "  ```", "===",
         "| a | b |", "|---|---|", "| 1 | 2 |", "[x]: http://a.b", "[x]", "**open", "\ttab", "+ plus", "<div>", "</div>",
-        "\\", "  ",
+        "\\", "  ", "$$", r"\[", r"\]", r"\[ x_1 \]", r"\begin{a}", r"\end{a}", "- [ ] task",
     ]
 )  # fmt: skip
 DOCUMENTS = st.lists(LINES, max_size=16).map("\n".join)
