@@ -15,9 +15,10 @@ from app.chat.answer_view import AnswerView
 from app.chat.chat_list_rows import Section
 from app.chat.conversation import DEFAULT_CHAT_PARAMS, MessageStatus, Role
 from app.chat.empty_page import SUGGESTIONS
+from app.chat.message_window import PAGE_MESSAGES
 from app.chat.store import StoreError
 from app.chat.text_pane import ask_to_open
-from app.chat.transcript import PAGE_MESSAGES, SETTLE_MS
+from app.chat.transcript import SETTLE_MS
 from app.chat.user_view import UserView
 from app.chat.workspace import ChatWorkspace
 from app.selection import Selection
