@@ -12,7 +12,7 @@ import re
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from app.chat.conversation import Conversation
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SNIPPET_BEFORE, SNIPPET_AFTER = 24, 64
 """Characters of a text around its hit."""
 HIT_BEGINS, HIT_ENDS = "\u2068", "\u2069"
+_LONGEST_NEEDLE = 1_000
 _MOST_TRIGRAMS = 32
 _CLOSED = "{row}.status NOT IN ('streaming', 'queued')"
 _OLD_CLOSED, _NEW_CLOSED = _CLOSED.format(row="old"), _CLOSED.format(row="new")
@@ -45,6 +46,16 @@ class Found:
     """Of the youngest message that holds the needle, in whatever branch; None: the title does, or all was asked for."""
     snippet: str
     """The text around the hit, which stands between U+2068 and U+2069; empty where all was asked for."""
+    messages: int = 0
+    """How many hold the needle."""
+
+
+class TextHit(NamedTuple):
+    """The youngest message of a conversation that holds the needle, and how many do."""
+
+    message_id: str
+    text: str
+    messages: int
 
 
 def find(needle: str, conversations: Iterable[Conversation], store: ChatStore) -> list[Found]:
@@ -53,17 +64,18 @@ def find(needle: str, conversations: Iterable[Conversation], store: ChatStore) -
     Raises :class:`StoreError` where the texts cannot be read.
     """
     ordered = sorted(conversations, key=lambda each: each.updated, reverse=True)
-    needle = needle.strip()
+    needle = needle.strip()[:_LONGEST_NEEDLE]
     if not needle:
         return [Found(each, None, "") for each in ordered]
     texts = store.find_texts(needle)
     found = []
     for conversation in ordered:
         if needle.casefold() in conversation.title.casefold():
-            found.append(Found(conversation, None, snippet_of(conversation.title, needle)))
+            messages = texts[conversation.id].messages if conversation.id in texts else 0
+            found.append(Found(conversation, None, snippet_of(conversation.title, needle), messages))
         elif conversation.id in texts:
-            message_id, text = texts[conversation.id]
-            found.append(Found(conversation, message_id, snippet_of(text, needle)))
+            message_id, text, messages = texts[conversation.id]
+            found.append(Found(conversation, message_id, snippet_of(text, needle), messages))
     return found
 
 
@@ -110,53 +122,43 @@ def prepare_index(connection: sqlite3.Connection) -> None:
 
 
 def _fill(connection: sqlite3.Connection) -> None:
-    every = (
+    connection.execute(
         "INSERT INTO message_trigrams (rowid, text) "
         f"SELECT rowid, text FROM messages WHERE {_CLOSED.format(row='messages')}"
     )
-    connection.execute(every)
 
 
-def texts_with(connection: sqlite3.Connection, needle: str) -> dict[str, tuple[str, str]]:
-    """Conversation id → id and text of the youngest message in it that holds ``needle``."""
+def texts_with(connection: sqlite3.Connection, needle: str) -> dict[str, TextHit]:
+    """What each conversation holds of ``needle``, by its id."""
     folded = needle.casefold()
     connection.create_function("holds", 1, lambda value: folded in _text(value).casefold(), deterministic=True)
-    whole = "SELECT conversation_id, id, text, max(number) FROM messages WHERE {} GROUP BY conversation_id"
-    if len(needle) >= 3 and _is_indexed(connection):
-        return _by_index(connection, needle, folded, whole)
-    if needle.isascii():
-        pattern = "%" + re.sub(r"([\\%_])", r"\\\1", needle) + "%"
-        return _rows(connection.execute(whole.format("text LIKE ? ESCAPE '\\'"), (pattern,)))
-    return _rows(connection.execute(whole.format("holds(text)")))
-
-
-def _by_index(connection: sqlite3.Connection, needle: str, folded: str, whole: str) -> dict[str, tuple[str, str]]:
-    """Texts that are being written are not in the index; there are never many of them."""
-    found = _rows(connection.execute(whole.format("status IN ('streaming', 'queued') AND holds(text)")))
+    if needle.isascii():  # several times as fast
+        holds, values = "text LIKE ? ESCAPE '\\'", ["%" + re.sub(r"([\\%_])", r"\\\1", needle) + "%"]
+    else:
+        holds, values = "holds(text)", []
+    if len(needle) < 3 or not _is_indexed(connection):
+        return _hits(connection, holds, values)
+    # Texts that are being written are not in the index; there are never many of them.
+    found = _hits(connection, f"status IN ('streaming', 'queued') AND {holds}", values)
     trigrams = dict.fromkeys(needle[at : at + 3].replace('"', '""') for at in range(len(needle) - 2))
     query = " AND ".join(f'"{each}"' for each in list(trigrams)[:_MOST_TRIGRAMS])
-    candidates = connection.execute(
-        "SELECT conversation_id, id, messages.rowid FROM message_trigrams "
-        "JOIN messages ON messages.rowid = message_trigrams.rowid "
-        "WHERE message_trigrams MATCH ? ORDER BY number DESC",
-        (query,),
-    ).fetchall()
-    for conversation_id, message_id, rowid in candidates:
-        key = _text(conversation_id)
-        if key not in found:
-            text = _text(connection.execute("SELECT text FROM messages WHERE rowid = ?", (rowid,)).fetchone()[0])
-            if folded in text.casefold():
-                found[key] = (_text(message_id), text)
+    candidates = "rowid IN (SELECT rowid FROM message_trigrams WHERE message_trigrams MATCH ?)"
+    for key, hit in _hits(connection, f"{candidates} AND {holds}", [query, *values]).items():
+        if key in found:
+            hit = found[key]._replace(messages=hit.messages + found[key].messages)
+        found[key] = hit
     return found
+
+
+def _hits(connection: sqlite3.Connection, condition: str, values: list[str]) -> dict[str, TextHit]:
+    query = "SELECT conversation_id, id, text, count(*), max(number) FROM messages WHERE {} GROUP BY conversation_id"
+    rows = connection.execute(query.format(condition), values)
+    return {_text(row[0]): TextHit(_text(row[1]), _text(row[2]), row[3]) for row in rows}
 
 
 def _is_indexed(connection: sqlite3.Connection) -> bool:
     query = "SELECT count(*) FROM sqlite_master WHERE type = 'trigger'"
     return connection.execute(query).fetchone()[0] == len(_TRIGGERS)
-
-
-def _rows(cursor: sqlite3.Cursor) -> dict[str, tuple[str, str]]:
-    return {_text(row[0]): (_text(row[1]), _text(row[2])) for row in cursor}
 
 
 def _text(value: object) -> str:

@@ -192,8 +192,8 @@ class ChatStore:
                 path=self.path,
             )
 
-    def find_texts(self, needle: str) -> dict[str, tuple[str, str]]:
-        """Conversation id → id and text of the youngest message in it with ``needle``, whatever its case."""
+    def find_texts(self, needle: str) -> dict[str, search.TextHit]:
+        """What each conversation, by its id, holds of ``needle``, whatever its case."""
         return self._salvaging(lambda: search.texts_with(self._connection, needle))
 
     def holds(self, conversation_id: str) -> bool:

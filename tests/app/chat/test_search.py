@@ -1,0 +1,187 @@
+"""Search: any part of any word in titles and texts, also while texts change, are damaged, or are very long."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+
+import pytest
+
+from app.chat import schema, search
+from app.chat.conversation import Conversation, Message, MessageStatus, Role
+from app.chat.search import HIT_BEGINS, HIT_ENDS, Found, snippet_of
+from app.chat.store import ChatStore
+from tests.app.chat.test_store import damage_a_page, exchange, save
+
+
+@pytest.fixture
+def store(store_path):
+    opened = ChatStore.open(store_path)
+    yield opened
+    opened.close()
+
+
+def find(store: ChatStore, needle: str, *conversations: Conversation) -> list[str]:
+    return [found.conversation.title for found in search.find(needle, conversations, store)]
+
+
+@pytest.mark.parametrize(
+    "needle",
+    [
+        "über",
+        "ÜBER",
+        "locks",
+        "a Tok",
+        "okenizer spl",
+        "TOKENIZER",
+        'say "when',
+        "100 %",
+        "_x",
+        "%",
+        "q",
+        "日本",
+        "語のテ",
+        "👋",
+    ],
+)
+def test_any_part_of_a_word_is_found_whatever_its_case(store, needle):
+    text = 'A tokenizer splits; say "when" at 100 % or _x. 日本語のテスト 👋 blocks, Q'
+    chat, other = exchange("Über etwas", answer=text), exchange("other", "no?", "nothing here")
+    for each in (chat, other):
+        save(store, each)
+    assert find(store, needle, chat, other) == ["Über etwas"]
+
+
+def test_what_is_not_there_is_not_found_though_all_its_trigrams_are(store):
+    chat = exchange("one", answer="abcd bcde")
+    save(store, chat)
+    assert find(store, "bcd", chat) == ["one"] and find(store, "abcde", chat) == []
+
+
+def test_the_last_used_is_first_with_its_youngest_hit(store):
+    old, new = exchange("old", "a fox", "the fox ran", created=1.0), exchange("new", "fox?", "no", created=2.0)
+    for each in (old, new):
+        save(store, each)
+    first, second = search.find(" fox ", [old, new], store)
+    assert first == Found(new, new.path[0].id, f"{HIT_BEGINS}fox{HIT_ENDS}?", 1)
+    assert second == Found(old, old.path[1].id, f"the {HIT_BEGINS}fox{HIT_ENDS} ran", 2)
+    assert search.find("", [old, new], store) == [Found(new, None, ""), Found(old, None, "")]
+
+
+def test_a_title_is_a_hit_of_its_own(store):
+    chat = exchange("Foxes and hounds", "a fox")
+    save(store, chat)
+    assert search.find("fox", [chat], store) == [Found(chat, None, f"{HIT_BEGINS}Fox{HIT_ENDS}es and hounds", 1)]
+
+
+def test_texts_are_found_as_they_are_and_not_as_they_were(store):
+    chat = exchange("one", answer="the first words")
+    save(store, chat)
+    answer = chat.path[1]
+    answer.text = "quite different"
+    save(store, chat)
+    assert find(store, "first words", chat) == [] and find(store, "different", chat) == ["one"]
+    answer.status, answer.text = MessageStatus.STREAMING, "being written"  # it goes on
+    save(store, chat)
+    assert find(store, "different", chat) == [] and find(store, "being wr", chat) == ["one"]
+    answer.status = MessageStatus.COMPLETE
+    save(store, chat)
+    assert find(store, "being wr", chat) == ["one"]
+    store.save([], deleted=[answer])
+    assert find(store, "being wr", chat) == []
+    store.set_deleted(chat.id, True)
+    store.purge(chat.id)
+    assert store.find_texts("why?") == {}
+    left = "SELECT count(*) FROM message_trigrams WHERE message_trigrams MATCH '\"why\"'"
+    assert store._connection.execute(left).fetchone()[0] == 0
+
+
+def test_an_answer_of_20_000_tokens_is_indexed_once_and_saved_without_a_pause(store):
+    """Streamed for 40 s at 500 tokens/s and saved every 300 ms; no save may stop the window for 100 ms."""
+    chat = exchange("long", answer="")
+    answer = chat.path[1]
+    answer.status = MessageStatus.STREAMING
+    counted = []
+    store._connection.set_trace_callback(lambda sql: counted.append(sql) if "message_trigrams (rowid" in sql else None)
+    slowest = 0.0
+    for second in range(133):
+        answer.text += f"word{second} " * 150
+        begun = time.thread_time()
+        save(store, chat)
+        slowest = max(slowest, time.thread_time() - begun)
+    assert not counted
+    answer.status = MessageStatus.COMPLETE
+    begun = time.thread_time()
+    save(store, chat)
+    last = time.thread_time() - begun
+    assert len(answer.text) > 130_000 and slowest < 0.1 and last < 0.1, (slowest, last)
+    begun = time.thread_time()
+    assert find(store, "word131 word", chat) == ["long"]
+    assert time.thread_time() - begun < 0.1
+    store._connection.set_trace_callback(None)
+
+
+def test_four_thousand_messages_are_searched_in_a_moment(store):
+    store._connection.execute("BEGIN")
+    chats = []
+    for number in range(100):
+        chat = Conversation(title=f"chat {number}", created=1.0, updated=float(number))
+        chats.append(chat)
+        store._connection.execute(schema.SAVE_CONVERSATION, schema.conversation_values(chat))
+        for at in range(40):
+            message = Message(Role.USER, f"message {at} " + "of many words " * 40, number=at)
+            store._connection.execute(schema.SAVE_MESSAGE, schema.message_values(chat.id, message))
+    store._connection.execute("COMMIT")
+    for needle, hits in (("many words", 100), ("message 39", 100), ("message 40", 0), ("ny", 100), ("zz", 0)):
+        begun = time.thread_time()
+        assert len(search.find(needle, chats, store)) == hits
+        assert time.thread_time() - begun < 0.15, needle
+
+
+def test_without_an_index_every_text_is_read(store):
+    chat = exchange("one", answer="something to find")
+    for name in search._TRIGGERS:
+        store._connection.execute(f"DROP TRIGGER {name}")
+    save(store, chat)
+    assert find(store, "thing to", chat) == ["one"] and find(store, "nothing to", chat) == []
+
+
+def test_an_index_that_is_gone_is_built_anew_at_the_next_start(store_path):
+    store = ChatStore.open(store_path)
+    chat = exchange("one", answer="something to find")
+    save(store, chat)
+    store.close()
+    with sqlite3.connect(store_path) as raw:
+        raw.execute("DROP TRIGGER trigrams_of_new")
+        raw.execute("DELETE FROM message_trigrams_data")
+    raw.close()
+    store = ChatStore.open(store_path)
+    assert store.notice == "" and find(store, "thing to", chat) == ["one"]
+    save(store, exchange("two", answer="something else"))
+    store.close()
+
+
+def test_a_damaged_index_costs_no_chat(store_path):
+    store = ChatStore.open(store_path)
+    chat = exchange("one", answer="something to find")
+    chat.path[0].text = "".join(map(chr, range(40, 120)))
+    save(store, chat)
+    store.close()
+    with sqlite3.connect(store_path) as raw:
+        block = raw.execute("SELECT block FROM message_trigrams_data WHERE length(block) > 200").fetchone()[0]
+    raw.close()
+    damage_a_page(store_path, block[:20])
+    store = ChatStore.open(store_path)
+    more = exchange("two", answer="something else")
+    save(store, more)
+    (first, second) = sorted(store.conversations(), key=lambda each: each.title)
+    assert find(store, "something", first, second) == ["one", "two"]
+    store.close()
+
+
+def test_snippets_are_one_line_cut_between_words():
+    text = "line one\nline two of the text with the needle\nin the midst " + "and more " * 30
+    snippet = snippet_of(text, "NEEDLE")
+    assert f"{HIT_BEGINS}needle{HIT_ENDS}" in snippet and "\n" not in snippet and len(snippet) < 110
+    assert snippet.startswith("…") and snippet.endswith("…") and not snippet.startswith("…ine")
+    assert snippet_of("a \u2068false\u2069 mark", "mark") == f"a false {HIT_BEGINS}mark{HIT_ENDS}"
