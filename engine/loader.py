@@ -33,7 +33,8 @@ from engine.execution.device import (
     make_backend,
     without_float16,
 )
-from engine.execution.host import available_memory, usable_cores
+from engine.environment import usable_cores
+from engine.execution.host import available_memory
 from engine.execution.loaded_model import LoadedModel, StorageSize
 from engine.execution.runner import not_finite_cause
 from engine.execution.sizing import (
@@ -50,6 +51,7 @@ from engine.execution.sizing import (
 )
 from engine.failures import describe
 from engine.messages import ModelInfo
+from engine.model_catalog import model_title
 from engine.models.checkpoint import Checkpoint, Progress, resolve_model
 from engine.models.errors import ModelLoadError, NotFiniteError
 from engine.models.transformers_spec import ModelSpec, TransformersSpec
@@ -422,10 +424,8 @@ def _model_info(
 
 
 def _display_name(model: str) -> str:
-    if model == STARTER_MODEL:
-        return "SmolLM2-135M-Instruct"
     folder = Path(model).expanduser()
-    return folder.resolve().name if folder.is_dir() else model
+    return model_title(str(folder.resolve()) if model != STARTER_MODEL and folder.exists() else model)
 
 
 class _Counted(Mapping[str, torch.Tensor]):

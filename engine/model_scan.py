@@ -144,36 +144,40 @@ class Scan:
         snapshots = _folders_in(repository / "snapshots")
         unfinished = sum(_size(path) for path in _files_in(repository / "blobs") if path.suffix == ".incomplete")
         for snapshot in snapshots:
-            entry = self._snapshot(snapshot, unfinished)
-            if entry is None:
-                continue
             branch = branches.get(snapshot.name, "")
-            model = name if branch == "main" else str(snapshot)
-            given = {"model": model, "name": name, "revision": branch or snapshot.name[:7], "commit": snapshot.name}
-            yield msgspec.structs.replace(entry, **given)
+            given = {"revision": branch or snapshot.name[:7], "commit": snapshot.name}
+            for entry in self._snapshot(snapshot, unfinished):
+                if entry.model.endswith(".gguf"):
+                    yield msgspec.structs.replace(entry, name=f"{name}: {entry.name}", **given)
+                else:
+                    model = name if branch == "main" else str(snapshot)
+                    yield msgspec.structs.replace(entry, model=model, name=name, **given)
         if not snapshots and unfinished:
             yield ModelEntry(
                 model=name, name=name, source="hub", path=str(repository), state="incomplete", disk_bytes=unfinished,
                 reason="Its download was not finished; it goes on where it stopped.",
             )  # fmt: skip
 
-    def _snapshot(self, snapshot: Path, unfinished: int) -> ModelEntry | None:
+    def _snapshot(self, snapshot: Path, unfinished: int) -> Iterator[ModelEntry]:
+        """Nothing where only a tokenizer was fetched, or a file of a program that wanted no more."""
         self._told.add(str(snapshot.resolve()))
-        lacking = _lacking(snapshot)
         entry = self._folder(snapshot, "hub")
+        ggufs = [path for path in _files_in(snapshot) if path.suffix == ".gguf" and path.exists()]
+        if entry is None and ggufs:
+            for path in ggufs:
+                self._told.add(str(path.resolve()))
+                yield msgspec.structs.replace(self._file(path), source="hub")
+            return
+        if entry is None and not unfinished:
+            return
         if entry is None:
-            ggufs = [path for path in _files_in(snapshot) if path.suffix == ".gguf"]
-            if len(ggufs) == 1:
-                found = self._file(ggufs[0])
-                return msgspec.structs.replace(found, source="hub", path=str(snapshot))
-            if not unfinished:
-                return None  # only a tokenizer, or a file of a program that wanted no more
             entry = ModelEntry(model="", name="", source="hub", path=str(snapshot), state="incomplete")
+        lacking = _lacking(snapshot)
         if (lacking or unfinished) and entry.state in ("damaged", "incomplete"):
             reason = f"Its download was not finished{lacking}; it goes on where it stopped."
             disk = entry.disk_bytes + unfinished
-            return msgspec.structs.replace(entry, state="incomplete", reason=reason, disk_bytes=disk)
-        return entry
+            entry = msgspec.structs.replace(entry, state="incomplete", reason=reason, disk_bytes=disk)
+        yield entry
 
     def _chosen(self, folder: Path) -> Iterator[ModelEntry]:
         folder = folder.expanduser()

@@ -179,12 +179,18 @@ def load_failure(error: Exception) -> LoadFailed:
         return LoadFailed(str(error), kind)
     traceback.print_exc()
     if is_out_of_memory(error):
+        memory, own = psutil.virtual_memory(), psutil.Process().memory_info().rss
         return LoadFailed(
-            f"Memory ran out while the model was loaded ({describe(error)}); close other programs or choose a smaller "
-            f"model or fewer KV blocks",
+            f"Memory ran out while the model was loaded ({describe(error)}): it had taken {_gib(own)} of this "
+            f"machine's {_gib(memory.total)}, and {_gib(memory.available)} were free. Close other programs, or choose "
+            "a smaller model or fewer KV blocks.",
             "memory",
         )
     return LoadFailed(f"The model could not be loaded: {describe(error)}", "other")
+
+
+def _gib(count: int) -> str:
+    return f"{count / 2**30:,.1f} GiB"
 
 
 # The process ---------------------------------------------------------------------------------------------------------

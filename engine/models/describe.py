@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.model_catalog import ModelEntry, Source, State
 from engine.models.errors import ModelLoadError
-from engine.models.families import GGUF, NATIVE, Outline, outline
+from engine.models.families import GGUF, NATIVE, Outline, outline, text_names
 from engine.models.footprint import COMPUTED_BYTES, weight_bytes, working_bytes
 from engine.models.gguf_header import GgufHeader, read_gguf_header
 from engine.models.shards import Shard, find_shards
@@ -46,9 +46,8 @@ def describe_folder(folder: Path, source: Source) -> ModelEntry:
     except OSError as error:
         problem = ModelLoadError(f"{folder} cannot be read: {error.strerror or error}.", "damaged")
     else:
-        return ModelEntry(
-            state="ready", **given, **_outlined(found, _shapes(shards, tied=found.tied)), **_stored(shards)
-        )
+        shapes = _shapes(shards, tied=found.tied, names=_loaded_names(config, found, shards))
+        return ModelEntry(state="ready", **given, **_outlined(found, shapes), **_stored(shards))
     if config and not shards:  # what is wrong with the weights counts only where the architecture is none of ours
         try:
             outline(config)
@@ -114,13 +113,14 @@ def _gguf_outline(header: GgufHeader) -> Outline:
 
 
 def _outlined(found: Outline, shapes: list[tuple[int, ...]]) -> dict[str, Any]:
+    types = {dtype: size for dtype, size in COMPUTED_BYTES.items() if found.runner == "native" or dtype != "int8"}
     return {
         "architecture": found.architecture,
         "runner": found.runner,
         "parameters": _parameters(shapes),
         "max_position": found.max_position,
         "kv_values": found.kv_values,
-        "weight_bytes": {dtype: weight_bytes(shapes, dtype, size) for dtype, size in COMPUTED_BYTES.items()},
+        "weight_bytes": {dtype: weight_bytes(shapes, dtype, size) for dtype, size in types.items()},
         "working_bytes": working_bytes(found.hidden_size, found.intermediate_size),
     }
 
@@ -134,13 +134,19 @@ def _stored(shards: list[Shard]) -> dict[str, Any]:
     return {"dtype": _TYPES.get(most, most)}
 
 
-def _shapes(shards: list[Shard], *, tied: bool) -> list[tuple[int, ...]]:
-    """Of the tensors that are loaded; a head that is the embedding counts once."""
+def _loaded_names(config: dict[str, Any], found: Outline, shards: list[Shard]) -> set[str]:
+    """Of the tensors in the files: without those of parts (a picture's encoder) that are not run."""
+    names = {name for shard in shards for name in shard.tensors}
+    return names if found.runner == "native" else set(text_names(config, names).values())
+
+
+def _shapes(shards: list[Shard], *, tied: bool, names: set[str] | None = None) -> list[tuple[int, ...]]:
+    """Of the tensors that are loaded, ``names`` (None: all); a head that is the embedding counts once."""
     return [
         tensor.shape
         for shard in shards
         for name, tensor in shard.tensors.items()
-        if not _COMPUTED_AT_LOAD.search(name) and not (tied and name == _HEAD)
+        if not _COMPUTED_AT_LOAD.search(name) and not (tied and name == _HEAD) and (names is None or name in names)
     ]
 
 
