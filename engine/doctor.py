@@ -50,7 +50,7 @@ def examine() -> Findings:
     }
     _packages(findings)
     _device(findings)
-    findings.report["threads"] = _ask(_threads, os.cpu_count() or 1)
+    findings.report["threads"] = _ask(environment.usable_cores, os.cpu_count() or 1)
     findings.report["cpu"] = {
         "name": _ask(_cpu_name, platform.processor()),
         "features": _ask(_cpu_features, list[str]()),
@@ -152,12 +152,6 @@ def _gpu_needs(findings: Findings, is_gpu: bool) -> None:
         if torch.version.cuda is None:
             fix = f"{sys.executable} -m pip install --force-reinstall --no-cache-dir torch"
             findings.miss("a torch for the NVIDIA GPU that is here; this one is built for CPUs", fix)
-
-
-def _threads() -> int:
-    from engine.execution.host import usable_cores
-
-    return usable_cores()
 
 
 def _cpu_name() -> str:

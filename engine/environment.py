@@ -100,6 +100,24 @@ def share_cores(environment: MutableMapping[str, str]) -> None:
         environment.setdefault("GOMP_SPINCOUNT", "1000")
 
 
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Physical cores that this process may use, in a container those of its limit. Two threads on one core only get in
+    each other's way in a model's products."""
+    import psutil  # only here: the doctor asks this module about packages that may be missing
+
+    logical = os.cpu_count() or 1
+    physical = psutil.cpu_count(logical=False) or logical
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
+    cores = min(physical, allowed)
+    try:
+        quota = (cgroup / "cpu.max").read_text(encoding="utf-8").split()
+    except OSError:
+        quota = []
+    if len(quota) == 2 and quota[0].isdigit() and int(quota[1]) > 0:
+        cores = min(cores, -(-int(quota[0]) // int(quota[1])))
+    return max(1, cores)
+
+
 # The display ---------------------------------------------------------------------------------------------------------
 
 

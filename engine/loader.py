@@ -25,6 +25,7 @@ import torch
 
 from engine.config import SPECULATION_OFF, STARTER_MODEL, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
+from engine.environment import usable_cores
 from engine.execution.device import (
     DeviceChoice,
     choose_device,
@@ -33,7 +34,6 @@ from engine.execution.device import (
     make_backend,
     without_float16,
 )
-from engine.environment import usable_cores
 from engine.execution.host import available_memory
 from engine.execution.loaded_model import LoadedModel, StorageSize
 from engine.execution.runner import not_finite_cause

@@ -32,8 +32,7 @@ from rich.console import Console
 
 from engine.bench_report import Progress
 from engine.config import DTYPES
-from engine.environment import module_environment
-from engine.execution.host import usable_cores
+from engine.environment import module_environment, usable_cores
 from engine.models.errors import ModelLoadError
 from engine.models.starter import ensure_starter
 from engine.output_files import target_fault, write_target

@@ -1,25 +1,12 @@
-"""What the machine offers a model on its CPU: cores and memory. Containers are taken at their limits."""
+"""What memory the machine offers a model. Containers are taken at their limits."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import psutil
 
 _CGROUP = Path("/sys/fs/cgroup")
-
-
-def usable_cores(cgroup: Path = _CGROUP) -> int:
-    """Physical cores that this process may use. Two threads on one core only get in each other's way here."""
-    logical = os.cpu_count() or 1
-    physical = psutil.cpu_count(logical=False) or logical
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
-    cores = min(physical, allowed)
-    quota = _read_words(cgroup / "cpu.max")
-    if len(quota) == 2 and quota[0].isdigit() and int(quota[1]) > 0:
-        cores = min(cores, -(-int(quota[0]) // int(quota[1])))
-    return max(1, cores)
 
 
 def available_memory(cgroup: Path = _CGROUP) -> int:

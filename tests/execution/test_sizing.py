@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
-from engine.execution.host import available_memory, usable_cores
+from engine.environment import usable_cores
+from engine.execution.host import available_memory
 from engine.execution.sizing import (
     CPU_POOL_BYTES,
     MemoryPlan,
