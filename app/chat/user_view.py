@@ -91,17 +91,16 @@ class UserView(MessageView):
         self.pane.setAccessibleName(tr("Your message"))
         self._shown = 0
         """Characters of the message that are on the screen."""
+        self.panes = [self.pane]
         self.edit_box: EditBox | None = None
         self._column = QVBoxLayout()
         self._column.addWidget(self.pane)
-        self._rest_button = flat_button("", "")
-        self._rest_button.clicked.connect(self._show_more)
+        self.rest_button = flat_button("", "")
+        self.rest_button.clicked.connect(self._show_more)
         self.copy_button = flat_button(tr("Copy"), tr("Copy this message"))
         self.copy_button.clicked.connect(lambda: self._copy_text(self.message.text))
         self.edit_button = flat_button(tr("Edit"), tr("Edit this message and send it as a new version"))
         self.edit_button.clicked.connect(self.begin_edit)
-        self._show_more()
-        self.edit_button.setVisible(not message.damage and not is_heavy(message.text))
         if message.damage:
             self.pane.hide()
             sentence = label(tr("This message could not be read from disk and is kept there as it is ({why}).",
@@ -109,12 +108,15 @@ class UserView(MessageView):
             sentence.setProperty("role", "error")
             sentence.setWordWrap(True)
             self._column.addWidget(sentence)
-        self._column.addWidget(self._rest_button, 0, Qt.AlignmentFlag.AlignLeft)
+        self._column.addWidget(self.rest_button, 0, Qt.AlignmentFlag.AlignLeft)
         self._row.addLayout(self._column, 1)
         self._add_buttons(self.copy_button, self.edit_button, self.more_button)
         outer = QVBoxLayout(self)
         outer.setContentsMargins(PADDING[0], PADDING[1], 4, PADDING[3])
         outer.addLayout(self._row)
+        # Once they are in their place: a widget that is shown without a parent is a window.
+        self._show_more()
+        self.edit_button.setVisible(not message.damage and not is_heavy(message.text))
         theme.changed.connect(self.update)
         if message.id in memory.edits:
             self.begin_edit()
@@ -129,14 +131,15 @@ class UserView(MessageView):
         pane = self.pane if self._shown == 0 else TextPane(self)
         if pane is not self.pane:
             pane.setAccessibleName(tr("Your message"))
-            self._column.insertWidget(self._column.count() - 1, pane)
+            self._column.insertWidget(self._column.indexOf(self.rest_button), pane)
+            self.panes.append(pane)
         pane.setPlainText(text[self._shown : end].removesuffix("\n"))
         self._shown = end
         rest = tr("Show more ({count:,} characters are left)", count=len(text) - end)
-        self._rest_button.setText(rest)
-        self._rest_button.setToolTip(rest)
-        self._rest_button.setAccessibleName(rest)
-        self._rest_button.setVisible(end < len(text))
+        self.rest_button.setText(rest)
+        self.rest_button.setToolTip(rest)
+        self.rest_button.setAccessibleName(rest)
+        self.rest_button.setVisible(end < len(text))
 
     def begin_edit(self) -> None:
         """Shows the field; with the text that was left in it, where it has been open before."""
@@ -163,7 +166,7 @@ class UserView(MessageView):
             self.edit_button.setFocus()
 
     def _set_reading(self, reading: bool) -> None:
-        for each in (self.pane, self.copy_button, self.edit_button, self.more_button):
+        for each in (*self.panes, self.copy_button, self.edit_button, self.more_button):
             each.setVisible(reading)
         if self.switch is not None:
             self.switch.setVisible(reading)
