@@ -18,9 +18,10 @@ from app.chat.chat_list_view import ChatView
 from app.chat.chat_menu import ChatMenu
 from app.chat.message_parts import flat_button
 from app.chat.session import ChatSession
+from app.chat.store import StoreError
 from app.theme import SPACING, Theme
 from app.translation import tr
-from app.widgets import Card, button, label
+from app.widgets import Card, button, label, set_role
 
 SEARCH_MS = 150
 REST_MS = 150
@@ -45,6 +46,7 @@ class ChatList(Card):
         self._held = 0
         self._stale = True
         self._shown_open = ""
+        self._trouble = ""
         self.model = ChatListModel(session)
         self.menu_button = flat_button("⋯", tr("What can be done with the selected chats, and with all"))
         self.menu_button.setMaximumHeight(26)
@@ -117,6 +119,7 @@ class ChatList(Card):
 
     def _fill(self) -> None:
         self._stale = False
+        self._trouble = ""
         needle = self.search.text().strip()
         was_found = self.model.listing.hits is not None
         chosen = self.view.chosen_ids()
@@ -129,8 +132,7 @@ class ChatList(Card):
         self.view.select([each for each in chosen if each in kept], place)
         if not kept or self._shown_open != self.model.open_id or (was_found and not needle):
             self._show_open()
-        self.nothing.setText(tr("No chat holds “{needle}”.", needle=needle) if needle and not listing.rows else "")
-        self.nothing.setVisible(bool(self.nothing.text()))
+        self._show_nothing(needle, listing)
         self._wait_for_midnight()
 
     def _everything(self) -> Listing:
@@ -138,17 +140,20 @@ class ChatList(Card):
         return listing_of(session.conversations, session.folders(), self.model.collapsed, time.time())
 
     def _found(self, needle: str) -> Listing:
-        hits: dict[str, Hit] = {}
-        for found in self._session.search(needle):
-            hit = hits.get(found.conversation.id)
-            if hit is None:
-                hit = Hit(found.snippet, found.message_id, 0)
-            elif hit.message_id is None:
-                hit = Hit(found.snippet, found.message_id, hit.messages)
-            if found.message_id is not None:
-                hit = Hit(hit.snippet, hit.message_id, hit.messages + 1)
-            hits[found.conversation.id] = hit
+        try:
+            found = self._session.search(needle)
+        except StoreError as error:
+            self._trouble = str(error)
+            return Listing([], {}, {})
+        hits = {each.conversation.id: Hit(each.snippet, each.message_id, each.messages) for each in found}
         return Listing(list(hits), {}, hits)
+
+    def _show_nothing(self, needle: str, listing: Listing) -> None:
+        """Says why there is nothing to see."""
+        text = tr("No chat holds “{needle}”.", needle=needle) if needle and not listing.rows else ""
+        self.nothing.setText(self._trouble or text)
+        set_role(self.nothing, "error" if self._trouble else "muted")
+        self.nothing.setVisible(bool(self.nothing.text()))
 
     def _wait_for_midnight(self) -> None:
         """Then today's chats are yesterday's."""

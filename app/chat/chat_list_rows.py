@@ -33,9 +33,9 @@ class Hit:
     """What the search found in a chat."""
 
     snippet: str
-    """With U+2068 and U+2069 around what was found; empty where only the title holds it."""
+    """With U+2068 and U+2069 around what was found."""
     message_id: str | None
-    """The first message that holds it."""
+    """The youngest message that holds it; None: the title does."""
     messages: int
     """How many messages hold it."""
 

@@ -37,6 +37,8 @@ MARGIN = 8
 DOT = 9
 GAP = 6
 BAR = 3
+INDENT = 8
+"""Of the chats in a folder."""
 HIT_BEGIN, HIT_END = "\u2068", "\u2069"
 BEFORE_HIT = 0.4
 """Share of a snippet's line that the words before what was found may take."""
@@ -110,7 +112,8 @@ class ChatDelegate(QStyledItemDelegate):
         if hit is not None:
             line.setHeight(rect.height() // 2 + 2)
         right = self._paint_marks(painter, option, line, conversation, hit)
-        room = line.adjusted(MARGIN, 0, right - line.right(), 0)
+        inside = hit is None and conversation.folder and not conversation.pinned
+        room = line.adjusted(MARGIN + (INDENT if inside else 0), 0, right - line.right(), 0)
         named = bool(conversation.title)
         painter.setPen(theme.text if named or conversation.draft.strip() else theme.muted)
         font = QFont(option.font)

@@ -377,6 +377,19 @@ def test_a_search_shows_the_words_around_and_enter_opens_the_message(workspace, 
     assert titles(workspace) == ["about dogs", "about cats"]
 
 
+@pytest.mark.parametrize("needle", ["cat", "cats are", "ca", "Ä"])
+def test_a_search_counts_the_messages_that_hold_it(workspace, bridge, needle):
+    chat = ask(workspace, bridge, "What are cats? Ä", "cats are cats ä, cats are cats")
+    workspace.send("and dogs?")
+    bridge.finish(max(bridge.requests), "No cats are dogs Ä; c a t s are none")
+    search(workspace, needle)
+    held = sum(needle.casefold() in message.text.casefold() for message in chat.messages)
+    hit = workspace.list_panel.model.listing.hits[chat.id]
+    assert hit.messages == held >= 2
+    said = index_of(workspace, chat.title).data(Qt.ItemDataRole.AccessibleTextRole)
+    assert f"found in {held} messages" in said
+
+
 def test_what_is_found_in_another_version_is_brought_to_the_screen(workspace, bridge):
     chat = ask(workspace, bridge, "about cats", "They purr.")
     workspace.regenerate()
