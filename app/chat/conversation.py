@@ -269,9 +269,19 @@ class Deleted:
     """Which branches were shown among what was taken out."""
 
 
+def sound(text: str) -> str:
+    """``text`` without halves of characters, which a clipboard may hold and no file and no engine takes."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def as_written(text: str) -> str:
+    """A message as it is kept: without the empty lines around it."""
+    return sound(text).rstrip().lstrip("\r\n")
+
+
 def title_of(text: str) -> str:
     """A title from the first message: its first line, cut between words."""
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    line = next((line.strip() for line in sound(text).splitlines() if line.strip()), "")
     if len(line) <= TITLE_CHARACTERS:
         return line
     cut = line.rfind(" ", TITLE_CHARACTERS // 2, TITLE_CHARACTERS)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from app.chat.conversation import ChatError, Conversation, Deleted, Message, MessageStatus, Role, title_of
+from app.chat.conversation import ChatError, Conversation, Deleted, Message, MessageStatus, Role, as_written, title_of
 from app.chat.tree import MessageTree
 from app.translation import tr
 from engine.messages import ContextCut, Output
@@ -230,7 +230,7 @@ class Conversations:
         tree = self._loaded(conversation)
         question = Message(
             Role.USER,
-            text.rstrip().lstrip("\r\n"),
+            as_written(text),
             parent=parent,
             number=tree.next_number,
             created=self._wall_clock(),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from app.chat.conversation import DEFAULT_CHAT_PARAMS
-from app.translation import mark
+from app.chat.conversation import DEFAULT_CHAT_PARAMS, ChatError, sound
+from app.translation import mark, tr
 from engine.config import DEFAULT_CHAT_MAX_TOKENS
 from engine.request import SamplingParams
 
@@ -64,3 +64,19 @@ BUILT_IN = (
         SamplingParams(temperature=0.7, top_p=0.9, repetition_penalty=1.1, max_tokens=_LENGTH),
     ),
 )
+
+
+def own_preset(preset: Preset) -> Preset:
+    """The preset as it is kept for the user. Raises :class:`ChatError`."""
+    name = " ".join(sound(preset.name).split())
+    if not name:
+        raise ChatError(tr("The preset needs a name."))
+    if any(name.casefold() in (each.name.casefold(), tr(each.name).casefold()) for each in BUILT_IN):
+        raise ChatError(tr("“{name}” comes with the program; choose another name.", name=name))
+    return replace(preset, name=name, text=sound(preset.text), built_in=False)
+
+
+def check_own(preset: Preset) -> None:
+    """Raises :class:`ChatError` for one that comes with the program."""
+    if preset.built_in:
+        raise ChatError(tr("“{name}” comes with the program and stays.", name=tr(preset.name)))

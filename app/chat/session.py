@@ -25,10 +25,12 @@ from app.chat.conversation import (
     Message,
     Role,
     ScrollPlace,
+    as_written,
+    sound,
 )
 from app.chat.conversations import Conversations
 from app.chat.exchange import with_free_ids
-from app.chat.preset import BUILT_IN, Preset, PresetKind
+from app.chat.preset import BUILT_IN, Preset, PresetKind, check_own, own_preset
 from app.chat.saving import Saver
 from app.chat.search import Found, find
 from app.chat.store import ChatStore, StoreError
@@ -93,7 +95,7 @@ class ChatSession(QObject):
         """The user's message, edited, as another version with an answer of its own; unchanged it is regenerated."""
         self._check_engine()
         message = conversation.find(message_id)
-        if message is not None and message.role is Role.USER and message.text == text.strip("\r\n").rstrip():
+        if message is not None and message.role is Role.USER and message.text == as_written(text):
             self._begin(conversation, self.conversations.regenerate(conversation, message_id))
         else:
             self._begin(conversation, *self.conversations.resend(conversation, message_id, text))
@@ -149,7 +151,7 @@ class ChatSession(QObject):
             conversation.tree, conversation.damage = Conversation().tree, str(error)
 
     def rename(self, conversation: Conversation, title: str) -> None:
-        title = " ".join(title.split())
+        title = " ".join(sound(title).split())
         if title and title != conversation.title and not conversation.damage:
             conversation.title = title
             self._relisted(conversation)
@@ -161,14 +163,14 @@ class ChatSession(QObject):
 
     def set_folder(self, conversation: Conversation, folder: str) -> None:
         """Puts it into the folder of that name; empty: into none."""
-        folder = " ".join(folder.split())
+        folder = " ".join(sound(folder).split())
         if folder != conversation.folder:
             conversation.folder = folder
             self._relisted(conversation)
 
     def rename_folder(self, old: str, new: str) -> None:
         """Another name for a folder; that of another folder joins the two, an empty one dissolves it."""
-        new = " ".join(new.split())
+        new = " ".join(sound(new).split())
         moved = [each for each in self.conversations if old and each.folder == old != new]
         for conversation in moved:
             conversation.folder = new
@@ -193,10 +195,12 @@ class ChatSession(QObject):
         self._saver.save_conversation(conversation)
 
     def set_options(self, conversation: Conversation, system_prompt: str, params: SamplingParams) -> None:
-        conversation.system_prompt, conversation.params = system_prompt, params
+        conversation.system_prompt = sound(system_prompt)
+        conversation.params = replace(params, stop=tuple(map(sound, params.stop)))
         self._saver.save_conversation(conversation)
 
     def set_draft(self, conversation: Conversation, draft: str) -> None:
+        draft = sound(draft)
         if draft != conversation.draft:
             conversation.draft = draft
             self._saver.save_conversation(conversation)
@@ -245,16 +249,11 @@ class ChatSession(QObject):
 
     def save_preset(self, preset: Preset) -> None:
         """Keeps a preset of the user's, in place of one of the same name. Raises :class:`ChatError`."""
-        name = " ".join(preset.name.split())
-        if not name:
-            raise ChatError(tr("The preset needs a name."))
-        if any(name.casefold() in (each.name.casefold(), tr(each.name).casefold()) for each in BUILT_IN):
-            raise ChatError(tr("“{name}” comes with the program; choose another name.", name=name))
-        self._store_now(lambda: self.store.save_preset(replace(preset, name=name, built_in=False)))
+        own = own_preset(preset)
+        self._store_now(lambda: self.store.save_preset(own))
 
     def delete_preset(self, preset: Preset) -> None:
-        if preset.built_in:
-            raise ChatError(tr("“{name}” comes with the program and stays.", name=tr(preset.name)))
+        check_own(preset)
         self._store_now(lambda: self.store.delete_preset(preset))
 
     # The whole file --------------------------------------------------------------------------------------------------
