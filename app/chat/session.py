@@ -318,6 +318,7 @@ class ChatSession(QObject):
     def _engine_ready(self, _info: object) -> None:
         for conversation, answer in self.conversations.queued():
             self._hand_over(conversation)
+            self._saver.save_messages(conversation, [answer])
             self.message_changed.emit(conversation.id, answer.id)
         self.listed.emit()
 
