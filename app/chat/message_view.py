@@ -51,7 +51,8 @@ class MessageView(QWidget):
         self._row.setSpacing(4)
         self._buttons = QHBoxLayout()
         self._buttons.setSpacing(4)
-        self._is_marked_briefly = False
+        self.is_found = False
+        """Framed as what was looked for."""
 
     def set_versions(self, versions: Sequence[Message]) -> None:
         self._versions = [each.id for each in versions] or [self.message.id]
@@ -69,7 +70,7 @@ class MessageView(QWidget):
 
     def set_found(self, found: bool) -> None:
         """Whether it is framed as what was looked for."""
-        self._is_marked_briefly = found
+        self.is_found = found
         self.update()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
@@ -103,7 +104,7 @@ class MessageView(QWidget):
         self._row.addLayout(self._buttons)
 
     def _paint_found(self, painter: QPainter) -> None:
-        if self._is_marked_briefly:
+        if self.is_found:
             painter.setPen(self._theme.accent)
             painter.setBrush(Qt.BrushStyle.NoBrush)
             painter.drawRoundedRect(QRectF(self.rect()).adjusted(0.5, 0.5, -0.5, -0.5), RADIUS, RADIUS)

@@ -271,7 +271,9 @@ class Transcript(PaneArea):
             return None
         versions = [each.id for each in self._conversation.versions(self._stepped[0])]
         view = next((self._views[each] for each in versions if each in self._views), None)
-        return None if view is None else self._y_of(view)
+        if view is None:
+            return None
+        return self._anchor_y if view is self._anchor else self._y_of(view)
 
     def _focus_version(self, y: int) -> None:
         """The other version stands in the same place, and the key that showed it works once more."""

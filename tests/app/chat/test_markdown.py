@@ -110,7 +110,10 @@ def test_formulas_are_shown_as_they_were_written(source):
 
 
 def test_a_formula_may_follow_its_paragraph_and_sits_in_lists_and_tables():
-    source = "The sum is\n\\[\na_1 * b_1 * c\n\\]\nas said.\n\n- item\n  \\[ x_1 * y_1 * z \\]\n\n| a |\n|---|\n| \\(p_1 * q_1 * r\\) |"
+    source = (
+        "The sum is\n\\[\na_1 * b_1 * c\n\\]\nas said.\n\n- item\n  \\[ x_1 * y_1 * z \\]\n\n"
+        "| a |\n|---|\n| \\(p_1 * q_1 * r\\) |"
+    )
     text = shown(source)
     for formula in ("\\[\na_1 * b_1 * c\n\\]", r"\[ x_1 * y_1 * z \]", r"\(p_1 * q_1 * r\)"):
         assert formula in text
