@@ -9,7 +9,7 @@ from engine.model_catalog import models_folder
 from engine.models.digest import remember_digest, weights_digest
 from engine.models.errors import ModelLoadError
 from engine.models.gguf_header import read_gguf_header
-from engine.models.gguf_import import import_gguf, open_gguf
+from engine.models.gguf_import import import_gguf
 from engine.models.imported import Progress, is_whole, only_one, put_in_place, working_folder
 
 _WORKING_PREFIX = ".gguf-"
@@ -34,7 +34,6 @@ def ensure_imported(path: Path, progress: Progress, cache_dir: Path | None = Non
         waiting = "Another Batchscope is importing a model; waiting for it"
         with only_one(folder.parent / ".gguf.lock", progress, waiting):
             if not is_whole(folder):
-                open_gguf(path)  # before the disk is looked at: a file that is no model needs no room
                 needed = header.imported_bytes + _BESIDE_WEIGHTS
                 with working_folder(folder.parent, _WORKING_PREFIX, needed, path.name) as working:
                     stage = f"Importing {path.name}"

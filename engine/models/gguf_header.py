@@ -6,7 +6,7 @@
     4 bytes   u32      u64     u64  │ the pairs            │ of each tensor                    │
 
 All numbers are little-endian; a string is its length (u64) and UTF-8. Lists of strings or numbers (the vocabulary) are
-walked over and not kept.
+walked over and kept only where they are asked for.
 """
 
 from __future__ import annotations
@@ -44,13 +44,19 @@ class GgufTensor:
     shape: tuple[int, ...]
     """Rows first, as torch has it."""
     type: str
+    number: int
+    """Of its type."""
+    offset: int
+    """Its first byte behind :attr:`GgufHeader.data_begin`."""
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
     fields: dict[str, Any]
-    """Numbers and strings by name; of a list only its length."""
+    """Numbers and strings by name; of a list only its length, unless lists were asked for."""
     tensors: dict[str, GgufTensor]
+    data_begin: int
+    """Where the tensors begin in the file."""
 
     @property
     def architecture(self) -> str:
@@ -67,16 +73,17 @@ class GgufHeader:
         return int(value) if isinstance(value, int | float) else default
 
 
-def read_gguf_header(path: Path) -> GgufHeader:
-    """Raises :class:`ModelLoadError`, ``damaged``, where the file is none, or is cut short within its header."""
+def read_gguf_header(path: Path, lists: bool = False) -> GgufHeader:
+    """``lists``: whether they are kept. Raises :class:`ModelLoadError`, ``damaged``, where the file is none, or is cut
+    short within its header."""
     try:
         with path.open("rb") as file:
-            return _read(file, path)
+            return _read(file, path, lists)
     except (struct.error, UnicodeDecodeError, ValueError, OSError) as error:
         raise ModelLoadError(f"{path} is no whole GGUF file: {error}; download it again.", "damaged") from error
 
 
-def _read(file: BinaryIO, path: Path) -> GgufHeader:
+def _read(file: BinaryIO, path: Path, lists: bool) -> GgufHeader:
     magic, version = file.read(4), _one(file, "I")
     if magic != b"GGUF" or version not in (2, 3):
         raise ValueError(f"it begins with {magic!r} and version {version}")
@@ -86,7 +93,7 @@ def _read(file: BinaryIO, path: Path) -> GgufHeader:
     fields = {}
     for _ in range(num_pairs):
         name = _string(file)
-        fields[name] = _value(file, _one(file, "I"))
+        fields[name] = _value(file, _one(file, "I"), lists)
     tensors = {}
     for _ in range(num_tensors):
         name = _string(file)
@@ -94,14 +101,17 @@ def _read(file: BinaryIO, path: Path) -> GgufHeader:
         if dimensions > 8:
             raise ValueError(f"{name} has {dimensions:,} dimensions")
         shape = tuple(_one(file, "Q") for _ in range(dimensions))[::-1]
-        kind, _offset = _one(file, "I"), _one(file, "Q")
-        tensors[name] = GgufTensor(shape, TENSOR_TYPES.get(kind, f"type {kind}"))
+        kind, offset = _one(file, "I"), _one(file, "Q")
+        tensors[name] = GgufTensor(shape, TENSOR_TYPES.get(kind, f"type {kind}"), kind, offset)
     if path.stat().st_size <= file.tell():
         raise ValueError("it ends with its header")
-    return GgufHeader(fields, tensors)
+    alignment = fields.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise ValueError(f"its alignment is {alignment!r}")
+    return GgufHeader(fields, tensors, -(-file.tell() // alignment) * alignment)
 
 
-def _value(file: BinaryIO, kind: int) -> Any:
+def _value(file: BinaryIO, kind: int, lists: bool) -> Any:
     if kind in _NUMBERS:
         return _one(file, _NUMBERS[kind])
     if kind == _STRING:
@@ -109,6 +119,11 @@ def _value(file: BinaryIO, kind: int) -> Any:
     if kind != _LIST:
         raise ValueError(f"a value has the type {kind}")
     inner, length = _one(file, "I"), _one(file, "Q")
+    if lists:
+        if inner in _NUMBERS:
+            form = f"<{length}{_NUMBERS[inner]}"
+            return list(struct.unpack(form, file.read(struct.calcsize(form))))
+        return [_value(file, inner, lists) for _ in range(length)]
     if inner in _NUMBERS:
         file.seek(struct.calcsize("<" + _NUMBERS[inner]) * length, 1)
     else:
@@ -116,7 +131,7 @@ def _value(file: BinaryIO, kind: int) -> Any:
             if inner == _STRING:
                 file.seek(_one(file, "Q"), 1)
             else:
-                _value(file, inner)
+                _value(file, inner, lists)
     return length
 
 

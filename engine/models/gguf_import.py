@@ -21,7 +21,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,11 +30,8 @@ import torch
 from engine.models.architecture import expected_tensors, spec_from_config
 from engine.models.errors import ModelLoadError
 from engine.models.gguf_config import config_of
-from engine.models.gguf_header import IMPORTED_BYTES, imported_type, read_gguf_header
+from engine.models.gguf_header import IMPORTED_BYTES, GgufHeader, GgufTensor, imported_type, read_gguf_header
 from engine.models.gguf_tokenizer import ends_of_answer, tokenizer_config_of, tokenizer_of
-
-if TYPE_CHECKING:
-    from gguf import GGUFReader, ReaderTensor
 
 _TENSOR_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -56,6 +53,7 @@ _FREQUENCIES = "rope_freqs.weight"
 """Not a weight of the decoder: it says how rotary positions are scaled."""
 _CHUNK_VALUES = 1 << 23
 """Values of a tensor that are in memory at once, beside the file's own pages."""
+_NUMPY_TYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 _TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 Progress = Callable[[int, int], None]
@@ -76,13 +74,14 @@ def import_gguf(source: Path, folder: Path, progress: Progress, *, quantised: st
     Raises :class:`ModelLoadError`: ``unsupported`` names the architecture, the field, the tokenizer or the tensor that
     is not imported, ``damaged`` what the file lacks.
     """
-    reader = open_gguf(source)
-    fields = {name: field.contents() for name, field in reader.fields.items()}
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    frequencies = tensors.pop(_FREQUENCIES, None)
-    divisors = None if frequencies is None else np.asarray(frequencies.data, dtype=np.float32)
-    config = config_of(fields, {name: _shape(tensor) for name, tensor in tensors.items()}, divisors)
-    plan = [_Planned.of(tensor, config, fields, quantised) for tensor in tensors.values()]
+    header = read_gguf_header(source, lists=True)
+    _refuse_part(source, header)
+    fields, shapes = header.fields, {name: tensor.shape for name, tensor in header.tensors.items()}
+    divisors = None
+    if shapes.pop(_FREQUENCIES, None) is not None:
+        divisors = _mapped(source, header, _FREQUENCIES).view(np.float32).reshape(-1)
+    config = config_of(fields, shapes, divisors)
+    plan = [_Planned.of(source, header, name, config, quantised) for name in shapes]
     _check(plan, config)
     config |= _special_ids(fields)
     most = max(("F32", "F16", "BF16"), key=lambda kind: sum(item.num_bytes for item in plan if item.dtype == kind))
@@ -102,23 +101,43 @@ def import_gguf(source: Path, folder: Path, progress: Progress, *, quantised: st
     return ImportedModel(folder, weights, digest)
 
 
-def open_gguf(source: Path) -> GGUFReader:
-    """Raises :class:`ModelLoadError` where the file is no whole GGUF file, or only a part of a model."""
-    from gguf import GGUFReader
-
-    parts = read_gguf_header(source).fields.get("split.count", 1)
+def _refuse_part(source: Path, header: GgufHeader) -> None:
+    parts = header.fields.get("split.count", 1)
     if parts > 1:
         raise ModelLoadError(
             f"{source.name} is one of the {parts} parts of a model; join them first "
             "(llama-gguf-split --merge FIRST-PART WHOLE.gguf).",
             "unsupported",
         )
+
+
+def _mapped(source: Path, header: GgufHeader, name: str) -> npt.NDArray[np.uint8]:
+    """The bytes of a tensor, mapped from the file: uint8, a row of the tensor in each row."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    tensor = header.tensors[name]
     try:
-        return GGUFReader(source)
-    except (ValueError, KeyError, IndexError, OSError, OverflowError) as error:
+        block, size = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.number)]
+    except (ValueError, KeyError) as error:
+        raise _unknown_type(name, tensor) from error
+    *rows, columns = tensor.shape
+    begin, width = header.data_begin + tensor.offset, columns // block * size
+    shape = (math.prod(rows), width)
+    if columns % block or begin + math.prod(shape) > source.stat().st_size:
         raise ModelLoadError(
-            f"{source} is no whole GGUF file: {error}. It was cut short or changed; download it again.", "damaged"
-        ) from error
+            f"{source} is no whole GGUF file: {name} is not all there. It was cut short or changed; download it again.",
+            "damaged",
+        )
+    # A plain view of the mapping: slices of it cost less.
+    return np.memmap(source, dtype=np.uint8, mode="r", offset=begin, shape=shape).view(np.ndarray)
+
+
+def _unknown_type(name: str, tensor: GgufTensor) -> ModelLoadError:
+    return ModelLoadError(
+        f"The GGUF file's tensor {name} is stored as {tensor.type}, which is not imported. Take the model as Q8_0, "
+        "Q6_K, Q4_K or F16, where there is one.",
+        "unsupported",
+    )
 
 
 def _special_ids(fields: dict[str, Any]) -> dict[str, Any]:
@@ -134,31 +153,32 @@ def _special_ids(fields: dict[str, Any]) -> dict[str, Any]:
 class _Planned:
     """A tensor as it will be written."""
 
-    tensor: ReaderTensor
+    stored: str
+    """Its name in the file."""
+    tensor: GgufTensor
+    data: npt.NDArray[np.uint8]
     name: str
-    shape: tuple[int, ...]
     dtype: str
     """As safetensors names it."""
     heads: int
     """Of a tensor whose rows are in pairs; 0: they are as they should be."""
 
     @classmethod
-    def of(cls, tensor: ReaderTensor, config: dict[str, Any], fields: dict[str, Any], quantised: str) -> _Planned:
-        stored = tensor.tensor_type.name
-        heads = 0
-        part = tensor.name.split(".")[-2:-1]
-        if fields["general.architecture"] == "llama" and part in (["attn_q"], ["attn_k"]):
+    def of(cls, source: Path, header: GgufHeader, stored: str, config: dict[str, Any], quantised: str) -> _Planned:
+        tensor, heads = header.tensors[stored], 0
+        part = stored.split(".")[-2:-1]
+        if header.architecture == "llama" and part in (["attn_q"], ["attn_k"]):
             heads = config["num_attention_heads" if part == ["attn_q"] else "num_key_value_heads"]
-        return cls(tensor, _name(tensor.name), _shape(tensor), imported_type(stored, quantised), heads)
+        dtype = imported_type(tensor.type, quantised)
+        return cls(stored, tensor, _mapped(source, header, stored), _name(stored), dtype, heads)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.tensor.shape
 
     @property
     def num_bytes(self) -> int:
         return math.prod(self.shape) * IMPORTED_BYTES[self.dtype]
-
-
-def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
-    # GGUF lists the fastest dimension first.
-    return tuple(int(length) for length in reversed(tensor.shape))
 
 
 def _check(plan: list[_Planned], config: dict[str, Any]) -> None:
@@ -175,13 +195,13 @@ def _check(plan: list[_Planned], config: dict[str, Any]) -> None:
     for name, item in found.items():
         if name not in expected:
             raise ModelLoadError(
-                f"The GGUF file has the tensor {item.tensor.name}, which {config['architectures'][0]} does not use; "
+                f"The GGUF file has the tensor {item.stored}, which {config['architectures'][0]} does not use; "
                 "the answers would be wrong.",
                 "unsupported",
             )
         if item.shape != expected[name]:
             raise ModelLoadError(
-                f"The GGUF file's tensor {item.tensor.name} has the shape {list(item.shape)}; its fields ask for "
+                f"The GGUF file's tensor {item.stored} has the shape {list(item.shape)}; its fields ask for "
                 f"{list(expected[name])}.",
                 "damaged",
             )
@@ -217,36 +237,34 @@ def _write_weights(plan: list[_Planned], path: Path, progress: Progress) -> str:
 
 def _rows(item: _Planned) -> Iterator[npt.NDArray[Any]]:
     """The values as they are written, some rows at a time; bfloat16 as its bits."""
-    data = item.tensor.data
+    step = max(1, _CHUNK_VALUES * len(item.data) // math.prod(item.shape))
+    parts = (_converted(item, item.data[begin : begin + step]) for begin in range(0, len(item.data), step))
     if item.heads:
-        yield halves_from_pairs(_converted(item, data), item.heads)
-        return
-    step = max(1, _CHUNK_VALUES * len(data) // math.prod(item.shape))
-    for begin in range(0, len(data), step):
-        yield _converted(item, data[begin : begin + step])
+        yield halves_from_pairs(np.concatenate(list(parts)).reshape(item.shape), item.heads)
+    else:
+        yield from parts
 
 
-def _converted(item: _Planned, rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _converted(item: _Planned, rows: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
+    """The values of these rows, end to end."""
+    from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    stored = item.tensor.tensor_type
-    if stored.name == item.dtype:
-        return rows.view(np.uint16) if item.dtype == "BF16" else rows
+    if item.tensor.type == item.dtype:
+        return rows.reshape(-1).view(_NUMPY_TYPES[item.dtype])
     try:
-        values = dequantize(rows, stored)
+        # As one row: blocks lie end to end, and the library goes through rows one handful after the other.
+        values = dequantize(rows.reshape(-1), GGMLQuantizationType(item.tensor.number))
     except NotImplementedError as error:
-        raise ModelLoadError(
-            f"The GGUF file's tensor {item.tensor.name} is quantised as {stored.name}, which is not imported.",
-            "unsupported",
-        ) from error
+        raise _unknown_type(item.stored, item.tensor) from error
     if item.dtype == "F32":
         return np.asarray(values, dtype=np.float32)
     with np.errstate(over="ignore"):
         halves = values.astype(np.float16)
     if not np.isfinite(halves).all():
         raise ModelLoadError(
-            f"The GGUF file's tensor {item.tensor.name} has values up to {np.abs(values).max():.3g}, which float16 "
-            "does not hold.",
+            f"The GGUF file's tensor {item.stored} has values up to {np.abs(values).max():.3g}, which float16 does not "
+            "hold.",
             "unsupported",
         )
     return halves

@@ -13,7 +13,8 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from engine.models.checkpoint import Checkpoint
 from engine.models.errors import ModelLoadError
 from engine.models.gguf_config import llama3_divisors
-from engine.models.gguf_import import import_gguf
+from engine.models.gguf_header import GgufTensor
+from engine.models.gguf_import import _Planned, _rows, import_gguf
 from tests.execution.helpers import PagedModel, make_request, random_prompt
 from tests.models.families import VOCAB, SavedModel, save_family
 from tests.models.tiny_gguf import HIDDEN, write_reference_gguf, write_tiny_gguf
@@ -205,3 +206,23 @@ def test_values_beyond_float16_are_refused(tmp_path: Path) -> None:
     write_reference_gguf(tmp_path / "model.gguf", saved.reference, Q8_0)
     with pytest.raises(ModelLoadError, match=r"ffn_up\.weight has values up to 9e\+04"):
         import_gguf(tmp_path / "model.gguf", tmp_path / "model", lambda done, total: None)
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"])
+def test_other_quantisations_are_read_as_transformers_reads_them(tmp_path: Path, kind: str) -> None:
+    """Blocks of any bits at all: two programs that read the format must agree on them."""
+    from gguf.constants import GGML_QUANT_SIZES
+    from transformers.integrations.gguf.dequant import dequantize
+
+    number = GGMLQuantizationType[kind]
+    block, size = GGML_QUANT_SIZES[number]
+    data = np.random.default_rng(3).integers(0, 256, (48, 2 * size), dtype=np.uint8)
+    shape = (48, 2 * block)
+    reference = dequantize(torch.from_numpy(data), int(number)).reshape(shape).numpy()
+    tensor = GgufTensor(shape, kind, int(number), 0)
+    item = _Planned("blk.0.ffn_up.weight", tensor, data, "up", "F32", 0)
+    with np.errstate(invalid="ignore"):
+        ours = np.concatenate(list(_rows(item))).reshape(shape)
+    same = np.isfinite(reference)
+    assert same.mean() > 0.9, "random scales are finite mostly"
+    np.testing.assert_allclose(ours[same], reference[same], rtol=1e-5, atol=1e-6 * np.abs(reference[same]).max())
