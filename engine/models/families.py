@@ -102,7 +102,7 @@ TRANSFORMERS: dict[str, LibraryFamily] = {
     "OlmoeForCausalLM": LibraryFamily("olmoe"),
     "PhiForCausalLM": LibraryFamily("phi"),
     "Phi3ForCausalLM": LibraryFamily("phi3"),
-    "Qwen3MoeForCausalLM": LibraryFamily("qwen3_moe", {"head_dim": 128}),
+    "Qwen3MoeForCausalLM": LibraryFamily("qwen3_moe"),
     "SeedOssForCausalLM": LibraryFamily("seed_oss", {"head_dim": 128}),
     "StableLmForCausalLM": LibraryFamily("stablelm"),
     "Starcoder2ForCausalLM": LibraryFamily("starcoder2"),
@@ -186,7 +186,7 @@ def runner_of(config: Mapping[str, Any]) -> tuple[str, Runner]:
         raise damaged("it names no architecture (neither architectures nor model_type)")
     raise ModelLoadError(
         f"The architecture {shown} is not supported{_reason(config)}. "
-        f"Batchscope runs {', '.join([*NATIVE, *TRANSFORMERS])}.",
+        f"Batchscope runs {', '.join(NATIVE)} and, through the Transformers library, {len(TRANSFORMERS)} more.",
         "unsupported",
     )
 

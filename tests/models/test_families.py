@@ -1,4 +1,7 @@
-"""Every family's logits equal Transformers' own: in one prefill, in chunks, token by token over scattered blocks."""
+"""Every family's logits equal Transformers' own: in one prefill, in chunks, token by token over scattered blocks.
+
+The families with a decoder of our own, and those that the library itself computes with our attention in it.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,26 @@ import torch
 
 from tests.execution.helpers import PagedModel, make_request, random_prompt
 from tests.models.families import FAMILIES, VOCAB, SavedModel, save_family
+from tests.models.transformers_families import LIBRARY_FAMILIES, save_library_family
 
 TOLERANCE = 1e-4
 LENGTHS = (1, 7, 8, 9, 15, 16, 17, 40)
 """Window edges (the windowed families see 8 tokens) and block edges."""
+BLOCK_SIZES = [(name, size) for name in FAMILIES for size in (1, 4, 16)] + [(name, 4) for name in LIBRARY_FAMILIES]
+CUTS = [
+    (name, cuts)
+    for name in [*FAMILIES, *LIBRARY_FAMILIES]
+    for cuts in ([7, 9, 1, 16, 7], [8, 8, 8, 16], [1, 15, 17, 7], [16, 1, 1, 22])[: 4 if name in FAMILIES else 1]
+]
 _saved: dict[str, SavedModel] = {}
 
 
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=[*FAMILIES, *LIBRARY_FAMILIES])
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SavedModel:
     name = request.param
     if name not in _saved:
-        _saved[name] = save_family(name, tmp_path_factory.mktemp(name))
+        save = save_family if name in FAMILIES else save_library_family
+        _saved[name] = save(name, tmp_path_factory.mktemp(name))
     return _saved[name]
 
 
@@ -36,7 +47,7 @@ def test_the_references_parts_all_matter(saved: SavedModel) -> None:
     assert float((logits[1:] - logits[:-1]).abs().max()) > 1.0
 
 
-@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize(("saved", "block_size"), BLOCK_SIZES, indirect=["saved"])
 def test_one_prefill(saved: SavedModel, block_size: int) -> None:
     model = PagedModel(saved.folder, block_size=block_size, num_blocks=sum(LENGTHS))
     prompts = [random_prompt(length, VOCAB) for length in LENGTHS]
@@ -45,7 +56,7 @@ def test_one_prefill(saved: SavedModel, block_size: int) -> None:
         assert difference(logits, saved.logits(prompt)) < TOLERANCE
 
 
-@pytest.mark.parametrize("cuts", [[7, 9, 1, 16, 7], [8, 8, 8, 16], [1, 15, 17, 7], [16, 1, 1, 22]])
+@pytest.mark.parametrize(("saved", "cuts"), CUTS, indirect=["saved"])
 def test_chunks(saved: SavedModel, cuts: list[int]) -> None:
     model = PagedModel(saved.folder, block_size=4, num_blocks=40)
     prompt = random_prompt(40, VOCAB)
@@ -54,7 +65,7 @@ def test_chunks(saved: SavedModel, cuts: list[int]) -> None:
     assert difference(torch.cat(parts), saved.logits(prompt)) < TOLERANCE
 
 
-@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize(("saved", "block_size"), BLOCK_SIZES, indirect=["saved"])
 def test_decodes_of_several_lengths_beside_a_prefill(saved: SavedModel, block_size: int) -> None:
     model = PagedModel(saved.folder, block_size=block_size, num_blocks=400)
     prompts = [random_prompt(length + 6, VOCAB) for length in LENGTHS]

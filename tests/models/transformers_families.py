@@ -10,7 +10,7 @@ import transformers
 
 from tests.models.families import VOCAB, SavedModel, large_weights
 
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -36,8 +36,11 @@ LIBRARY_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("Gemma3ForCausalLM", {"head_dim": 32, "sliding_window": 8, "layer_types": _MIXED}),
     "glm": ("GlmForCausalLM", {"head_dim": 16}),
     "glm4": ("Glm4ForCausalLM", {"head_dim": 16}),
-    "gpt-neox": ("GPTNeoXForCausalLM", {"rotary_pct": 0.25}),
-    "gpt-neox-serial": ("GPTNeoXForCausalLM", {"use_parallel_residual": False, "tie_word_embeddings": True}),
+    "gpt-neox": ("GPTNeoXForCausalLM", {"rotary_pct": 0.25, "num_key_value_heads": 4}),
+    "gpt-neox-serial": (
+        "GPTNeoXForCausalLM",
+        {"use_parallel_residual": False, "tie_word_embeddings": True, "num_key_value_heads": 4},
+    ),
     "granite": (
         "GraniteForCausalLM",
         {
@@ -86,7 +89,7 @@ def save_library_family(name: str, folder: Path, **changes: Any) -> SavedModel:
     """A random model of the family; ``changes`` to its configuration."""
     architecture, values = LIBRARY_FAMILIES[name]
     model_class = getattr(transformers, architecture)
-    config = model_class.config_class(**{**_SIZES, **values, **changes}, attn_implementation="eager")
+    config = model_class.config_class(**{**SIZES, **values, **changes}, attn_implementation="eager")
     torch.manual_seed(0)
     model = model_class(config).eval()
     large_weights(model)
