@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from PySide6.QtCore import QObject, Signal
 
 from app.chat.chat_files import ChatFiles
-from app.chat.chat_list_model import title_words
+from app.chat.chat_list_model import chat_words, title_words
 from app.chat.chat_list_rows import Section
 from app.chat.conversation import Conversation
 from app.chat.exchange import export_json, import_json
@@ -175,4 +175,4 @@ def _words(chats: list[Conversation]) -> str:
     """``“Cats”``, ``3 chats``."""
     if len(chats) == 1:
         return tr("“{title}”", title=title_words(chats[0]))
-    return ntr("{count:,} chat", "{count:,} chats", len(chats))
+    return chat_words(len(chats))

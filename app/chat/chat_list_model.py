@@ -27,6 +27,10 @@ def title_words(conversation: Conversation) -> str:
     return conversation.title or title_of(conversation.draft) or tr("New chat")
 
 
+def chat_words(count: int) -> str:
+    return ntr("{count:,} chat", "{count:,} chats", count)
+
+
 def section_words(section: Section) -> str:
     if section.kind == "pinned":
         return tr("Pinned")
@@ -203,7 +207,7 @@ class ChatListModel(QAbstractTableModel):
         return flags
 
     def setData(self, index: QModelIndex, value: Any, role: int = Qt.ItemDataRole.EditRole) -> bool:
-        row, name = self.row(index), " ".join(str(value).split())
+        row, name = self.row(index), " ".join(value.split()) if isinstance(value, str) else ""
         if row is None or role != Qt.ItemDataRole.EditRole or not name:
             return False
         if isinstance(row, Section):
@@ -237,7 +241,7 @@ class ChatListModel(QAbstractTableModel):
         return data.hasFormat(CHATS_MIME) and self.listing.hits is None and parent.isValid()
 
     def dropMimeData(self, data: QMimeData, action: Qt.DropAction, row: int, column: int, parent: QModelIndex) -> bool:
-        """Says what was dropped where. False to Qt: it shall not take the dragged rows away itself."""
+        """Says what was dropped where; whoever listens moves it."""
         if not self.canDropMimeData(data, action, row, column, parent):
             return False
         if data.hasUrls():
@@ -245,4 +249,4 @@ class ChatListModel(QAbstractTableModel):
         else:
             ids = json.loads(bytes(data.data(CHATS_MIME).data()))
             self.chats_dropped.emit(ids, self.section_at(parent))
-        return False
+        return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QObject, QTimer
+from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.chat.composer import Composer
 from app.chat.conversation import Conversation
@@ -14,6 +14,9 @@ KEEP_MS = 400
 
 
 class Places(QObject):
+    draft_kept = Signal()
+    """The draft of the conversation that is shown is another."""
+
     def __init__(
         self, session: ChatSession, composer: Composer, transcript: Transcript, parent: QObject | None = None
     ) -> None:
@@ -55,6 +58,7 @@ class Places(QObject):
             return
         if conversation.draft != self._composer.text:
             self._session.set_draft(conversation, self._composer.text)
+            self.draft_kept.emit()
         place = self._transcript.place()
         if conversation.scroll != place:
             self._session.set_scroll(conversation, place)

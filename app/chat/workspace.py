@@ -32,7 +32,7 @@ from app.engine_bridge import EngineBridge
 from app.selection import Selection
 from app.theme import Theme
 from app.translation import ntr, tr
-from app.widgets import Card, label
+from app.widgets import Card
 
 BRIEF_SECONDS = 2.0
 OPEN_KEY, FOLDED_KEY = "chat/open", "chat/folded"
@@ -80,14 +80,12 @@ class ChatWorkspace(QObject):
         self._show_engine()
 
     def _build_panel(self) -> None:
-        self._context = label("", "muted")
-        self._context.setToolTip(tr("Tokens of the model's context that this chat took up with its last answer"))
         self.options_button = QToolButton()
         self.options_button.setText(tr("Options"))
         self.options_button.setCheckable(True)
-        self.options_button.setToolTip(tr("System prompt and sampling of this chat"))
+        self.options_button.setToolTip(tr("System prompt, sampling, context and priority of this chat"))
         self.title = ElidedLabel("title")
-        self.chat_panel = Card("", self._context, self.options_button)
+        self.chat_panel = Card("", self.options_button)
         self.chat_panel.setAccessibleName(tr("Chat"))
         # Titles are long: this one gives way where the card's own would hold the dock open.
         self.chat_panel.header.layout().insertWidget(0, self.title, 100)
@@ -121,6 +119,7 @@ class ChatWorkspace(QObject):
         self.files.hold = panel.hold
         self.files.imported.connect(self._imported)
         self._connect_transcript()
+        self.places.draft_kept.connect(self._draft_kept)
         self.composer.sent.connect(self._submit)
         self.composer.stopped.connect(self.stop)
         self.composer.new_chat_wanted.connect(self._take_to_new)
@@ -263,6 +262,12 @@ class ChatWorkspace(QObject):
         plain = (each for each in self.session.conversations if each.is_empty and not each.draft.strip())
         return next((each for each in plain if not each.folder and not each.pinned), None)
 
+    def _draft_kept(self) -> None:
+        """A chat without a title is called after what is written in it."""
+        if not self._current.title:
+            self.title.setText(title_words(self._current))
+            self.list_panel.model.touch()
+
     def _is_gone(self, conversation: Conversation) -> bool:
         return self.session.conversations.get(conversation.id) is not conversation
 
@@ -343,12 +348,11 @@ class ChatWorkspace(QObject):
             self.transcript.refresh_line(answer.id)
 
     def _update(self) -> None:
-        """Title, context and buttons for the conversation that is open."""
+        """Title and buttons for the conversation that is open."""
         conversation = self._current
         self.title.setText(title_words(conversation))
         self.list_panel.set_current(conversation.id)
         self.composer.set_state(generating=conversation.open_answer is not None, blocked=self._blocked())
-        self._context.setText(self._context_text())
         self._show_store()
 
     def _blocked(self) -> str:
@@ -357,14 +361,6 @@ class ChatWorkspace(QObject):
         if self._bridge.state in ("stopped", "failed", "dead"):
             return tr("No model is running.")
         return ""
-
-    def _context_text(self) -> str:
-        info = self._bridge.info
-        counted = [each.timings for each in self._current.path if each.timings.prompt_tokens]
-        used = counted[-1].prompt_tokens + counted[-1].tokens if counted else 0
-        if info is None or not used:
-            return ""
-        return tr("{used:,} / {most:,} tokens", used=used, most=info.max_model_len)
 
     def _show_store(self, _problem: str = "") -> None:
         self.notices.show_store(self._current)

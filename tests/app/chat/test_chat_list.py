@@ -5,14 +5,16 @@ from __future__ import annotations
 import time
 
 import pytest
-from PySide6.QtCore import QEvent, QModelIndex, QPoint, QSettings, Qt
-from PySide6.QtGui import QColor
+from PySide6.QtCore import QEvent, QMimeData, QModelIndex, QPoint, QPointF, QSettings, Qt, QUrl
+from PySide6.QtGui import QColor, QDragEnterEvent, QDragMoveEvent, QDropEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QInputDialog, QLineEdit, QMenu
 
+from app.chat import chat_list_view
 from app.chat.chat_list_model import CHATS_MIME, ROW, section_words
 from app.chat.chat_list_rows import Section
 from app.chat.conversation import Conversation
+from app.chat.exchange import export_json
 from app.chat.workspace import ChatWorkspace
 from app.theme import request_color
 from tests.app.chat.fake_bridge import FakeBridge
@@ -199,6 +201,19 @@ def test_a_chat_is_renamed_with_f2(workspace, bridge, pets):
     assert pets["mice"].title == "Mice and men"
 
 
+def test_a_name_that_is_being_written_stays_when_answers_end(workspace, bridge, pets):
+    workspace.session.send(pets["cats"], "more")
+    press(workspace, Qt.Key.Key_F2)
+    (editor,) = workspace.list_panel.view.findChildren(QLineEdit)
+    QTest.keyClicks(editor, "Of mi")
+    bridge.finish(max(bridge.requests), "done")
+    assert editor.isVisible() and editor.text() == "Of mi"
+    QTest.keyClicks(editor, "ce")
+    QTest.keyClick(editor, Qt.Key.Key_Return)
+    QApplication.processEvents()
+    assert pets["mice"].title == "Of mice"
+
+
 def test_pinning_by_key_and_by_menu(workspace, bridge, pets):
     press(workspace, Qt.Key.Key_P, Qt.KeyboardModifier.ControlModifier)
     assert shown(workspace)[:2] == ["[Pinned]", "about mice"]
@@ -261,6 +276,42 @@ def test_dragging_moves_into_folders_out_of_them_and_to_the_pinned(workspace, br
     assert pets["cats"].folder == "" and other.folder == ""
     workspace.undo_notice.button.click()
     assert pets["cats"].folder == "Fur"
+
+
+def test_a_real_drop_lands_on_the_row_under_the_pointer(workspace, bridge, pets, monkeypatch):
+    workspace.session.set_folder(pets["cats"], "Fur")
+    view, model = workspace.list_panel.view, workspace.list_panel.model
+    click(workspace, "about dogs")
+    dragged = []
+
+    def exec_(drag, _actions):
+        dragged.append(drag.mimeData())
+        data = model.mimeData([index_of(workspace, "about dogs")])
+        place = QPointF(view.visualRect(index_of(workspace, "Fur")).center())
+        keys = (Qt.DropAction.MoveAction, data, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier)
+        enter = QDragEnterEvent(place.toPoint(), *keys)
+        move = QDragMoveEvent(place.toPoint(), *keys)
+        drop = QDropEvent(place, *keys)
+        for event in (enter, move, drop):
+            QApplication.sendEvent(view.viewport(), event)
+            assert event.isAccepted()
+        return Qt.DropAction.MoveAction
+
+    monkeypatch.setattr(chat_list_view.QDrag, "exec", exec_)
+    view.startDrag(Qt.DropAction.MoveAction)
+    assert dragged[0].hasFormat(CHATS_MIME)
+    assert pets["dogs"].folder == "Fur" and pets["dogs"].title == "about dogs"
+
+
+def test_dropped_files_are_imported(workspace, bridge, tmp_path, qtbot):
+    source = ask(workspace, bridge, "about cats")
+    path = tmp_path / "cats.json"
+    path.write_bytes(export_json([source]))
+    data = QMimeData()
+    data.setUrls([QUrl.fromLocalFile(str(path))])
+    workspace.list_panel.model.dropMimeData(data, Qt.DropAction.CopyAction, -1, -1, QModelIndex())
+    qtbot.waitUntil(lambda: "Imported 1 chat from cats.json" in workspace.undo_notice.text)
+    assert titles(workspace).count("about cats") == 2 and workspace.current is not source
 
 
 def test_a_folder_folds_by_click_and_keys_and_stays_so_across_a_restart(make_workspace, bridge, settings):

@@ -58,6 +58,23 @@ def test_drafts_come_back_after_a_restart_also_of_a_chat_never_sent(make_workspa
     assert again.composer.text == "" and len(titles(again)) == 3
 
 
+def test_an_unsent_chat_is_called_after_what_is_written_in_it(workspace, bridge, qtbot):
+    QTest.keyClicks(workspace.composer.edit, "Dear diary")
+    qtbot.waitUntil(lambda: workspace.title.text() == "Dear diary" and titles(workspace) == ["Dear diary"])
+
+
+def test_when_all_chats_are_wiped_an_empty_one_is_open(workspace, bridge):
+    ask(workspace, bridge, "about cats")
+    press(workspace, Qt.Key.Key_Delete)
+    ask(workspace, bridge, "about dogs")
+    workspace.composer.set_text("a draft")
+    workspace.session.wipe()
+    assert workspace.current.is_empty and workspace.composer.text == "" and titles(workspace) == ["New chat"]
+    assert not workspace.undo_notice.text and workspace.transcript.views == []
+    ask(workspace, bridge, "and on")
+    assert texts(workspace.current)[0] == "and on"
+
+
 def test_a_sent_message_leaves_no_draft(make_workspace, bridge):
     workspace = make_workspace(bridge)
     workspace.composer.set_text("hello")
