@@ -305,17 +305,20 @@ def loose_text(value: object) -> str:
 def _text(row: sqlite3.Row, column: str) -> str:
     value = row[column]
     if not isinstance(value, bytes):
-        raise DamagedRow(f"{column} is {value!r}, which is no text")
+        raise DamagedRow(tr("{column} is {value}, which is no text", column=column, value=repr(value)))
     try:
         return value.decode()
     except UnicodeDecodeError as error:
-        raise DamagedRow(f"{column} holds bytes that are no text, from byte {error.start} on") from None
+        raise DamagedRow(
+            tr("{column} holds bytes that are no text, from byte {start} on", column=column, start=error.start)
+        ) from None
 
 
 def _number(row: sqlite3.Row, column: str) -> float:
     value = row[column]
     if not isinstance(value, int | float):
-        raise DamagedRow(f"{column} is {loose_text(value)[:40]!r}, which is no number")
+        shown = repr(loose_text(value)[:40])
+        raise DamagedRow(tr("{column} is {value}, which is no number", column=column, value=shown))
     return value
 
 

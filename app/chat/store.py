@@ -57,6 +57,7 @@ class ChatStore:
         """A sentence where chats are not kept on disk, or something had to be set aside; else empty."""
         self.is_kept = lock is not None
         """Whether what is saved here survives the window."""
+        self._has_purged = False
 
     # Opening and closing ---------------------------------------------------------------------------------------------
 
@@ -68,7 +69,7 @@ class ChatStore:
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = files.take_lock(files.beside(path, ".lock"))
             if lock is None:
-                return cls._in_memory(path, tr(_SECOND_WINDOW), copy=True)
+                return cls._in_memory(path, tr(_SECOND_WINDOW))
             return cls._open_file(path, lock)
         except (sqlite3.Error, OSError, StoreError) as error:
             if lock is not None:
@@ -99,16 +100,17 @@ class ChatStore:
         return store
 
     @classmethod
-    def _in_memory(cls, path: Path, notice: str, *, copy: bool = False) -> ChatStore:
+    def _in_memory(cls, path: Path, notice: str) -> ChatStore:
+        """With what can be read of the file."""
         connection = files.connect(Path(":memory:"))
-        if copy:
-            try:
-                version = files.version_of(path)
-                if version is not None and version <= schema.SCHEMA_VERSION:
-                    with contextlib.closing(files.connect(path, read_only=True)) as source:
-                        source.backup(connection)
-            except sqlite3.Error as error:
-                notice = f"{notice} {_cannot_save(error, path)}"
+        try:
+            version = files.version_of(path)
+            if version and version <= schema.SCHEMA_VERSION:
+                with contextlib.closing(files.connect(path, read_only=True)) as source:
+                    source.backup(connection)
+        except (sqlite3.Error, OSError) as error:
+            connection = files.connect(Path(":memory:"))
+            notice = f"{notice} {_cannot_read(error, path)}"
         store = cls(connection, path, notice, None)
         store._prepare()
         return store
@@ -117,14 +119,18 @@ class ChatStore:
         """Brings the file forward, and marks what an earlier window left in the middle."""
         schema.bring_forward(self._connection)
         search.prepare_index(self._connection)
-        for statement in (_PURGE, _MARK_OPEN):
+        open_now = (MessageStatus.STREAMING.value, MessageStatus.QUEUED.value)
+        sentence = tr("The program ended before this answer was complete.")
+        mark_open = "UPDATE messages SET status = ?, error = ? WHERE status IN (?, ?)"
+        for statement, values in ((_PURGE, ()), (mark_open, (MessageStatus.INCOMPLETE.value, sentence, *open_now))):
             with contextlib.suppress(StoreError), self._transaction():  # the first save meets and says the same
-                self._connection.execute(*statement)
+                self._connection.execute(statement, values)
 
     def close(self) -> None:
         with contextlib.suppress(sqlite3.Error):
             if self.is_kept:
-                self._connection.execute(*_PURGE)
+                if self._connection.execute(_PURGE).rowcount or self._has_purged:
+                    search.forget_deleted(self._connection)
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self._connection.close()
         if self._lock is not None:
@@ -252,6 +258,7 @@ class ChatStore:
     def purge(self, conversation_id: str) -> None:
         """Removes a deleted conversation for good; its text is overwritten on disk."""
         self._change("DELETE FROM conversations WHERE id = ? AND deleted IS NOT NULL", conversation_id)
+        self._has_purged = True
 
     def save_preset(self, preset: Preset) -> None:
         """Replaces one of the same kind and name."""
@@ -339,16 +346,7 @@ _SECOND_WINDOW = mark(
     "Another Batchscope has the chats open. They can be read here as they were when this window opened; "
     "what you write in this window is not kept."
 )
-_PURGE = ("DELETE FROM conversations WHERE deleted IS NOT NULL",)
-_MARK_OPEN = (
-    "UPDATE messages SET status = ?, error = ? WHERE status IN (?, ?)",
-    (
-        MessageStatus.INCOMPLETE.value,
-        "The program ended before this answer was complete.",
-        MessageStatus.STREAMING.value,
-        MessageStatus.QUEUED.value,
-    ),
-)
+_PURGE = "DELETE FROM conversations WHERE deleted IS NOT NULL"
 
 
 def newer_sentence(path: Path, version: int) -> str:
@@ -359,6 +357,10 @@ def newer_sentence(path: Path, version: int) -> str:
         version=version,
         known=schema.SCHEMA_VERSION,
     )
+
+
+def _cannot_read(error: Exception, path: Path) -> str:
+    return tr("Chats cannot be read: {reason}.", reason=files.reason(error, path))
 
 
 def _cannot_save(error: Exception, path: Path) -> str:

@@ -271,16 +271,18 @@ def test_a_locked_file_is_said_and_the_save_succeeds_later(store_path):
 
 def test_deleted_conversations_come_back_until_they_are_purged(store_path):
     store = ChatStore.open(store_path)
-    secret = exchange("gone", answer="SECRETWORD" * 50)
+    secret = exchange("gone", answer="SECRETWORD" * 50 + "⌘⌥⇧")
+    save(store, exchange("stays"))
     save(store, secret)
     store.set_deleted(secret.id, True)
-    assert store.conversations() == []
+    assert [each.title for each in store.conversations()] == ["stays"]
     store.set_deleted(secret.id, False)
-    assert [each.title for each in store.conversations()] == ["gone"]
+    assert sorted(each.title for each in store.conversations()) == ["gone", "stays"]
     store.set_deleted(secret.id, True)
     store.purge(secret.id)
     store.close()
     assert all(b"SECRETWORD" not in path.read_bytes() for path in store_path.parent.iterdir())
+    assert all("⌘⌥⇧".encode() not in path.read_bytes() for path in store_path.parent.iterdir())
 
 
 def test_a_folder_that_cannot_be_made_leaves_a_working_store(tmp_path):
@@ -430,6 +432,36 @@ def test_a_disk_that_fills_up_costs_nothing_and_is_made_up_for(store_path):
     assert problem.startswith("Chats cannot be saved") and later == "saved"
     (found,) = load(ChatStore.open(store_path))
     assert [len(message.text) for message in found.path] == [24, 9, len("too much " * 20_000) - 1, 14]
+
+
+def test_a_file_that_cannot_be_written_is_read(store_path, monkeypatch):
+    make_version_1(store_path, chats=2, turns=2)
+    before = store_path.read_bytes()
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(files, "take_lock", refuse)
+    store = ChatStore.open(store_path)
+    assert not store.is_kept and "permissions" in store.notice and "not kept" in store.notice
+    assert [len(each.path) for each in load(store)] == [4, 4]
+    store.close()
+    assert store_path.read_bytes() == before
+
+
+def test_a_thousand_messages_are_read_in_a_moment(store_path):
+    make_version_1(store_path, chats=1, turns=500, length=500)
+    store = ChatStore.open(store_path)
+    (conversation,) = store.conversations()
+    begun = time.thread_time()
+    store.load_messages(conversation)
+    assert len(conversation.path) == 1_000
+    assert time.thread_time() - begun < 0.15
+    begun = time.thread_time()
+    for _ in range(20):
+        assert conversation.path and conversation.context() and conversation.open_answer is None
+    assert time.thread_time() - begun < 0.2
+    store.close()
 
 
 # Presets -------------------------------------------------------------------------------------------------------------
