@@ -425,6 +425,8 @@ def _model_info(
 
 def _display_name(model: str) -> str:
     folder = Path(model).expanduser()
+    if folder.is_file():
+        return model_title(str(folder))  # not of what it may link to: blobs of the Hugging Face cache have no names
     return model_title(str(folder.resolve()) if model != STARTER_MODEL and folder.exists() else model)
 
 
