@@ -190,6 +190,8 @@ class Composer(QWidget):
     def _metered(self) -> None:
         use = self.meter.use
         self.gauge.show_use(use)
+        if self._generating:
+            return  # this comes with every frame
         draft, characters = (use.draft, len(self.text)) if use is not None and self.pasted.texts else (0, 0)
         self.pasted.set_rate(draft / characters if characters else 0.0)
         self._update()

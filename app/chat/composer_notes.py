@@ -159,9 +159,10 @@ def sentence(use: ContextUse) -> str:
         if not use.drops:
             return ""
         return ntr(
-            "The oldest message will be left out: the chat is {total:,} tokens, the rest of it {kept:,} of {window:,}.",
-            "The {count:,} oldest messages will be left out: the chat is {total:,} tokens, the rest of it {kept:,} of "
+            "The oldest message will be left out: with it the chat is {total:,} tokens, without it {kept:,} of "
             "{window:,}.",
+            "The {count:,} oldest messages will be left out: with them the chat is {total:,} tokens, without them "
+            "{kept:,} of {window:,}.",
             use.dropped,
             total=use.total,
             kept=use.kept,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtGui import QHideEvent, QShowEvent, QTextCursor, QWheelEvent
+from PySide6.QtGui import QHideEvent, QPainter, QPaintEvent, QShowEvent, QTextCursor, QWheelEvent
 from PySide6.QtWidgets import (
     QButtonGroup,
     QHBoxLayout,
@@ -155,7 +155,7 @@ class OptionsDrawer(QWidget):
         area.viewport().setAutoFillBackground(False)
         page.setAutoFillBackground(False)
         outer = QVBoxLayout(self)
-        outer.setContentsMargins(0, 0, 0, 0)
+        outer.setContentsMargins(0, 0, 0, SPACING)
         outer.addWidget(area)
 
     # What is shown ---------------------------------------------------------------------------------------------------
@@ -212,6 +212,10 @@ class OptionsDrawer(QWidget):
         self.model_note.setText(text)
         self.model_note.setVisible(bool(text))
         self._show_order()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """A line at the end: both the drawer and what lies below it are scrolled."""
+        QPainter(self).fillRect(0, self.height() - 1, self.width(), 1, self.palette().mid())
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)

@@ -10,17 +10,17 @@ from pathlib import Path
 import msgspec
 import pytest
 from PySide6.QtCore import QMimeData, Qt
-from PySide6.QtGui import QGuiApplication
+from PySide6.QtGui import QGuiApplication, QImage
 from PySide6.QtTest import QSignalSpy, QTest
 
 from app.chat.composer import MOST_DRAFTS, Composer
-from app.chat.context_gauge import ContextGauge, Level
+from app.chat.context_gauge import ContextGauge, ContextUse, Level
 from app.chat.context_meter import DELAY_MS, SAMPLED_CHARACTERS
 from app.chat.conversation import ContextPolicy, Conversation
 from app.chat.message_edit import LONGEST_LINE, is_heavy
 from app.chat.session import ChatSession
 from app.theme import Theme
-from engine.messages import ChatMessage
+from engine.messages import ChatMessage, TokenCount
 from tests.app.chat.fake_bridge import INFO, FakeBridge
 from tests.app.conftest import active_timers
 
@@ -188,16 +188,10 @@ def test_one_query_is_under_way_at_a_time(desk, qtbot):
     desk.type(" two")
     qtbot.wait(2 * DELAY_MS)
     assert len(asked) == 1  # the engine has not answered
-    desk.bridge.token_counted.emit(msgspec.convert({"reply": "TokenCount", "query_id": 1, "tokens": 5}, _token_count()))
+    desk.bridge.token_counted.emit(TokenCount(1, 5))
     assert len(asked) == 2 and asked[1][-1].content == "one two"
-    desk.bridge.token_counted.emit(msgspec.convert({"reply": "TokenCount", "query_id": 2, "tokens": 7}, _token_count()))
+    desk.bridge.token_counted.emit(TokenCount(2, 7))
     assert desk.composer.meter.is_current and desk.composer.gauge.use.total == 7
-
-
-def _token_count() -> type:
-    from engine.messages import TokenCount
-
-    return TokenCount
 
 
 @pytest.mark.parametrize("state", ["loading", "stopped", "dead", "failed"])
@@ -344,10 +338,14 @@ def test_an_answer_with_little_room_is_told_before(desk):
 def test_what_the_model_cannot_be_told_is_said(desk):
     desk.type("words")
     desk.settle()
-    desk.composer.meter._show(  # as the engine answers where a template refuses
-        _token_count()(0, 0, "The template refuses this conversation."), 5
-    )
-    assert desk.composer.note.text == "The template refuses this conversation."
+    sentence = "The template refuses this conversation."
+    desk.bridge.count_tokens = lambda messages, **given: 99
+    desk.type(" and more")
+    desk.composer.meter.ask()
+    desk.bridge.token_counted.emit(TokenCount(99, 0, sentence))
+    assert desk.composer.note.text == sentence and desk.composer.note.isVisible()
+    desk.press(ENTER)
+    assert desk.sent.count() == 1  # the answer will say the same
 
 
 # Long pastes ---------------------------------------------------------------------------------------------------------
@@ -412,15 +410,65 @@ def test_which_texts_a_field_can_hold():
 
 
 def test_the_levels_differ_by_more_than_colour(qtbot, theme):
-    from app.chat.context_gauge import ContextUse
-
     gauge = ContextGauge(theme)
     qtbot.addWidget(gauge)
     gauge.resize(400, 20)
     pictures = []
     for history in (100, 950, 1_200):
         gauge.show_use(ContextUse(1_000, history, max_tokens=100))
-        picture = gauge.grab().toImage().convertToFormat(gauge.grab().toImage().Format.Format_Grayscale8)
-        bar = [picture.pixelColor(x, y).lightness() > 60 for y in range(picture.height()) for x in range(140, 170)]
-        pictures.append(tuple(bar))
+        grey = gauge.grab().toImage().convertToFormat(QImage.Format.Format_Grayscale8)
+        beside = range(gauge.BAR_WIDTH + 8, gauge.BAR_WIDTH + 8 + gauge.MARK)  # where the mark stands
+        pictures.append(tuple(grey.pixelColor(x, y).value() > 90 for y in range(grey.height()) for x in beside))
     assert len(set(pictures)) == 3
+
+
+# In the chat ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_is_taken_to_a_new_chat(workspace, bridge, qtbot):
+    bridge.info = msgspec.structs.replace(INFO, max_model_len=WINDOW)
+    for number in range(1, 4):
+        workspace.send("q" * 500)
+        bridge.say(number, "a" * 500)
+        bridge.finish(number)
+    full = workspace.current
+    composer = workspace.composer
+    QTest.keyClicks(composer.edit, "d" * 1_000)
+    qtbot.waitUntil(lambda: composer.note.new_button.isVisible())
+    QTest.mouseClick(composer.note.new_button, Qt.MouseButton.LeftButton)
+    assert workspace.current is not full and composer.text == "d" * 1_000
+    qtbot.waitUntil(lambda: composer.meter.is_current)
+    assert composer.gauge.use.history == 0 and composer.button.isEnabled()
+    workspace.open_conversation(full)
+    assert composer.text == ""
+
+
+def test_the_drawer_and_the_composer_agree_on_the_policy(workspace, bridge, qtbot):
+    bridge.info = msgspec.structs.replace(INFO, max_model_len=WINDOW)
+    for number in range(1, 4):
+        workspace.send("q" * 500)
+        bridge.say(number, "a" * 500)
+        bridge.finish(number)
+    workspace.options_button.setChecked(True)
+    composer, radios = workspace.composer, workspace.options.policies
+    QTest.keyClicks(composer.edit, "d" * 1_000)
+    qtbot.waitUntil(lambda: composer.note.drop_button.isVisible())
+    QTest.mouseClick(composer.note.drop_button, Qt.MouseButton.LeftButton)
+    assert radios[ContextPolicy.DROP_OLDEST].isChecked()
+    radios[ContextPolicy.REFUSE].click()
+    qtbot.waitUntil(lambda: composer.meter.is_current)
+    assert composer.note.drop_button.isVisible() and not composer.button.isEnabled()
+    workspace.options.edits["max_tokens"].setText("5")
+    workspace.options.edits["max_tokens"].textEdited.emit("5")
+    qtbot.waitUntil(lambda: composer.meter.is_current)
+    assert composer.gauge.use.reserve == 5
+
+
+def test_the_engine_that_runs_counts(make_rig, qtbot):
+    rig = make_rig()
+    rig.load()
+    composer = rig.window.chat.composer
+    QTest.keyClicks(composer.edit, "four characters make a token")
+    qtbot.waitUntil(lambda: composer.gauge.use is not None and composer.gauge.use.draft > 0)
+    assert composer.gauge.text.endswith(f"of {composer.meter.window:,} tokens")
+    qtbot.waitUntil(lambda: active_timers(rig.window.chat.chat_panel) == [])
