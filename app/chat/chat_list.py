@@ -181,7 +181,8 @@ class ChatList(Card):
     def neighbour(self, ids: list[str]) -> str:
         """The chat to go to when these go: the next one in the list, else the one before; empty: there is none."""
         rows = self.model.rows
-        places = [place for place, row in enumerate(rows) if row in ids]
+        going = set(ids)
+        places = [place for place, row in enumerate(rows) if row in going]
         if not places:
             return ""
         around = rows[places[-1] + 1 :] + rows[: places[0]][::-1]

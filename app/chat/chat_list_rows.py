@@ -123,7 +123,7 @@ def changes(old: list[Row], new: list[Row]) -> list[Change] | None:
         end += 1
     before, after = old[start : len(old) - end], new[start : len(new) - end]
     gone, come = _differences(before, after)
-    removals, insertions = _runs(gone), _runs(come)
+    removals, insertions = runs(gone), runs(come)
     if len(removals) + len(insertions) > MOST_CHANGES:
         return None
     result = [Change(start + first, count) for first, count in reversed(removals)]
@@ -153,7 +153,7 @@ def _differences(before: list[Row], after: list[Row]) -> tuple[list[int], list[i
     return gone, come
 
 
-def _runs(places: list[int]) -> list[tuple[int, int]]:
+def runs(places: list[int]) -> list[tuple[int, int]]:
     """Neighbouring places as (first, count)."""
     runs: list[tuple[int, int]] = []
     for place in places:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QItemSelectionModel, QModelIndex, QPoint, QRect, QSize, Qt, Signal
+from PySide6.QtCore import (
+    QEvent,
+    QItemSelection,
+    QItemSelectionModel,
+    QItemSelectionRange,
+    QModelIndex,
+    QPoint,
+    QRect,
+    QSize,
+    Qt,
+    Signal,
+)
 from PySide6.QtGui import QContextMenuEvent, QDrag, QKeyEvent, QMouseEvent, QPainter, QPixmap
 from PySide6.QtWidgets import QAbstractItemView, QFrame, QHeaderView, QTableView, QWidget
 
 from app.chat.chat_list_delegate import MARGIN, ChatDelegate
 from app.chat.chat_list_model import ChatListModel, chat_words
-from app.chat.chat_list_rows import Section
+from app.chat.chat_list_rows import Section, runs
 from app.theme import Theme
 
 ROW_PADDING = 13
@@ -66,18 +77,19 @@ class ChatView(QTableView):
 
     def chosen_ids(self) -> list[str]:
         """The selected chats, from top to bottom."""
-        places = sorted(index.row() for index in self.selectionModel().selectedRows())
-        return [row for row in (self._model.rows[place] for place in places) if isinstance(row, str)]
+        spans = sorted((span.top(), span.bottom() + 1) for span in self.selectionModel().selection())
+        rows = (row for first, end in spans for row in self._model.rows[first:end])
+        return [row for row in rows if isinstance(row, str)]
 
     def select(self, ids: list[str], current: QModelIndex) -> None:
         """Selects chats by what they are, after their rows have moved."""
-        selection = self.selectionModel()
-        flag = QItemSelectionModel.SelectionFlag
-        wanted = [index for index in map(self._model.place_of, ids) if index.isValid()]
+        flag, selection, model = QItemSelectionModel.SelectionFlag, self.selectionModel(), self._model
         if self.chosen_ids() != ids:
-            selection.clearSelection()
-            for index in wanted:
-                selection.select(index, flag.Select | flag.Rows)
+            wanted, chosen = set(ids), QItemSelection()
+            places = [place for place, row in enumerate(model.rows) if row in wanted]
+            for first, count in runs(places):
+                chosen.append(QItemSelectionRange(model.index(first, 0), model.index(first + count - 1, 0)))
+            selection.select(chosen, flag.ClearAndSelect)
         if current.isValid() and current != self.currentIndex():
             selection.setCurrentIndex(current, flag.NoUpdate)
 

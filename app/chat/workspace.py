@@ -6,10 +6,12 @@ Create it with the engine's bridge, put ``list_panel`` and ``chat_panel`` into d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from PySide6.QtCore import QCoreApplication, QEvent, QObject, QSettings, Qt
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, QSettings, Qt, QTimer
 from PySide6.QtGui import QKeySequence, QShortcut
 from PySide6.QtWidgets import QToolButton
 
@@ -35,6 +37,7 @@ from app.translation import ntr, tr
 from app.widgets import Card
 
 BRIEF_SECONDS = 2.0
+PURGE_SECONDS = 0.03
 OPEN_KEY, FOLDED_KEY = "chat/open", "chat/folded"
 
 
@@ -54,6 +57,8 @@ class ChatWorkspace(QObject):
         super().__init__(parent)
         self._bridge = bridge
         self._settings = settings
+        self._held = 0
+        self._is_open = True
         self.session = ChatSession(bridge, store_path or default_store_path(), self)
         self._current = self._last_open() or self._newest()
         self.undo_notice = NoticeBar(theme)
@@ -113,10 +118,9 @@ class ChatWorkspace(QObject):
         panel.new_clicked.connect(self.new_conversation)
         panel.delete_wanted.connect(self.delete_conversations)
         panel.folded.connect(self._keep_folded)
-        self.commands.hold = panel.hold
+        self.commands.hold = self.files.hold = self.hold
         self.commands.to_open.connect(lambda conversation_id: self._opened(conversation_id, "", False))
         self.commands.said.connect(lambda text: self.notice.say(text, seconds=UNDO_SECONDS))
-        self.files.hold = panel.hold
         self.files.imported.connect(self._imported)
         self._connect_transcript()
         self.places.draft_kept.connect(self._draft_kept)
@@ -154,6 +158,7 @@ class ChatWorkspace(QObject):
 
     def shutdown(self) -> None:
         """Saves everything and lets go of the chat file; may be called twice."""
+        self._is_open = False
         self.files.cancel()
         for notice in (self.undo_notice, self.notice):
             notice.expire()
@@ -225,7 +230,7 @@ class ChatWorkspace(QObject):
         if len(lost) > 1:
             words = ntr("Deleted {count:,} chat.", "Deleted {count:,} chats.", len(lost))
         shown = self._current
-        with self.list_panel.hold():
+        with self.hold():
             for each in chats:
                 session.delete(each)
             if self._is_gone(shown):
@@ -233,17 +238,24 @@ class ChatWorkspace(QObject):
                 self.open_conversation(session.conversations.get(beside) or self._newest())
 
         def undo() -> None:
-            with self.list_panel.hold():
+            with self.hold():
                 for each in lost:
                     session.restore(each)
             self.open_conversation(shown if shown in lost else lost[0])
 
-        def purge() -> None:
-            for each in lost:
-                session.purge(each)
-
         if lost:
-            self.undo.push(words, undo, purge)
+            self.undo.push(words, undo, lambda: self._purge(lost))
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Much changes at once: the screen follows when it is over."""
+        self._held += 1
+        try:
+            with self.list_panel.hold():
+                yield
+        finally:
+            self._held -= 1
+            self._update()
 
     # -----------------------------------------------------------------------------------------------------------------
 
@@ -261,6 +273,15 @@ class ChatWorkspace(QObject):
     def _unused(self) -> Conversation | None:
         plain = (each for each in self.session.conversations if each.is_empty and not each.draft.strip())
         return next((each for each in plain if not each.folder and not each.pinned), None)
+
+    def _purge(self, conversations: list[Conversation]) -> None:
+        """Takes deleted conversations off the disk, which overwrites them and takes its time: bit by bit. What the end
+        of the window cuts off goes when the file is closed."""
+        begun = time.perf_counter()
+        while conversations and time.perf_counter() - begun < PURGE_SECONDS:
+            self.session.purge(conversations.pop())
+        if conversations:
+            QTimer.singleShot(0, self, lambda: self._is_open and self._purge(conversations))
 
     def _draft_kept(self) -> None:
         """A chat without a title is called after what is written in it."""
@@ -349,6 +370,8 @@ class ChatWorkspace(QObject):
 
     def _update(self) -> None:
         """Title and buttons for the conversation that is open."""
+        if self._held:
+            return
         conversation = self._current
         self.title.setText(title_words(conversation))
         self.list_panel.set_current(conversation.id)
