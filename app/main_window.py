@@ -29,7 +29,9 @@ from app.notices import DeathBanner, ModelPage
 from app.recording_control import RecordingControl
 from app.scope.panel import RunHistory, ScopeSource
 from app.scope_window import ScopeWindow
+from app.settings.control import SettingsControl
 from app.settings.preferences import PreferenceStore
+from app.settings.storage import Places
 from app.theme import Theme
 from app.top_bar import TopBar
 from app.tour import Tour
@@ -89,6 +91,9 @@ class MainWindow(ScopeWindow):
         self._build_top()
         self._build_time(runs_folder, recordings_folder)
         self._connect_engine()
+        log_path = log.path if log is not None else None
+        places = Places(store_path, recordings_folder, runs_folder, log_path, self.preferences.path)
+        self.settings_control = SettingsControl(self, places)
         self.restore_layout()
         self.recording.tell_kept()
         self.chat.composer.setFocus()
@@ -124,6 +129,12 @@ class MainWindow(ScopeWindow):
         view.addSeparator()
         view.addAction(self.action(tr("Tour"), "", self.tour.begin, name="tour"))
         view.addAction(self.action(tr("Welcome page"), "", self.models.show_first_run, name="welcome"))
+        view.addSeparator()
+        show_settings = lambda: self.settings_control.show_page()  # noqa: E731
+        view.addAction(self.action(tr("Settings…"), "Ctrl+,", show_settings, name="settings"))
+        view.addAction(
+            self.action(tr("About Batchscope"), "", lambda: self.settings_control.show_about(), name="about")
+        )
         self.top_bar = TopBar(self.theme, self.source, self._model_menu(), view)
         self.death_banner = DeathBanner(self.theme)
         self.hold = HoldNotice(self.bridge, self.theme)
@@ -382,15 +393,18 @@ class MainWindow(ScopeWindow):
         super().room_changed()
         self.model_page.setGeometry(self.page_place())
         self.models.place()
+        self.settings_control.place()
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self.model_page.setGeometry(self.page_place())
         self.models.place()
+        self.settings_control.place()
 
     def closeEvent(self, event: QCloseEvent) -> None:
         self.rest()
         self.save_layout()
+        self.settings_control.close()
         self.models.close()
         self.hide()  # at once: the engine may take a moment to end
         self.bridge.shutdown()

@@ -143,6 +143,23 @@ class RecordingControl(QObject):
             self._settings.remove(KEPT)
             self.said.emit(tr("The recording that was made when the window closed is {path}.", path=kept), False)
 
+    def wipe_recordings(self) -> None:
+        """Deletes the recordings that were kept at the end of windows. Raises OSError."""
+        if self._recordings_folder is not None:
+            for path in self._recordings_folder.glob(f"*{SUFFIX}"):
+                path.unlink()
+
+    def wipe_runs(self) -> None:
+        """Deletes all run files but those of other windows that are open; the run that goes on is kept from here on
+        anew, and what was being recorded is lost."""
+        self._mark(None)
+        self._unsaved = None
+        self._travel.follow(None)
+        self._files.close()
+        self._files.drop_abandoned()
+        if self._bridge.state == "ready" and not self._bridge.comparing:
+            self.begin_run()
+
     @property
     def limit(self) -> int:
         """Most bytes of a run file."""

@@ -15,6 +15,7 @@ import platformdirs
 from PySide6.QtCore import QCoreApplication, QEvent, QLocale, QObject, QSocketNotifier
 from PySide6.QtWidgets import QApplication
 
+from app.icons import window_icon
 from app.settings.preferences import PreferenceStore, default_preferences_path
 from app.single_instance import Outcome, SingleInstance, Summons
 from app.translation import tr, use_language
@@ -72,6 +73,7 @@ def make_application() -> QApplication:
     application.setApplicationDisplayName("Batchscope")
     application.setApplicationVersion(version())
     application.setDesktopFileName("batchscope")
+    application.setWindowIcon(window_icon())
     return application
 
 

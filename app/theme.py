@@ -9,6 +9,7 @@ from __future__ import annotations
 import colorsys
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from app.settings.preferences import PreferenceStore
 
 Scheme = Literal["system", "light", "dark"]
+
+ASSETS = Path(__file__).parent.parent / "assets"
 
 SPACING = 8
 """Pixels between cards, and between things in a card."""
@@ -334,6 +337,14 @@ QLineEdit, QPlainTextEdit, QTextEdit, QSpinBox, QDoubleSpinBox, QComboBox {{
 QLineEdit:focus, QPlainTextEdit:focus, QTextEdit:focus, QSpinBox:focus, QDoubleSpinBox:focus, QComboBox:focus {{
     border-color: {t.accent}; }}
 QComboBox::drop-down {{ border: none; width: 20px; }}
+QCheckBox {{ spacing: 8px; }}
+QCheckBox::indicator {{ width: 14px; height: 14px; background: {t.raised}; border: 1px solid {t.muted};
+    border-radius: 3px; }}
+QCheckBox::indicator:hover, QCheckBox:focus::indicator {{ border-color: {t.accent}; }}
+QCheckBox::indicator:disabled {{ border-color: {t.line}; }}
+QCheckBox::indicator:checked {{ background: {t.accent}; border-color: {t.accent};
+    image: url("{ASSETS.as_posix()}/check-{t.on_accent[1:]}.svg"); }}
+QCheckBox::indicator:checked:disabled {{ background: {t.muted}; border-color: {t.muted}; }}
 QAbstractSpinBox::up-button, QAbstractSpinBox::down-button {{ width: 0; border: none; }}
 QComboBox QAbstractItemView {{ background: {t.card}; border: 1px solid {t.line}; outline: none; }}
 QAbstractItemView {{ background: transparent; border: none; outline: none; }}
