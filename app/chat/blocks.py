@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 BLOCK_LIMIT = 2_500
-DEAR_LIMIT = 1_500
+DEAR_LIMIT = 1_000
 """Characters of the longest piece, and of the longest that is not a paragraph."""
 
 

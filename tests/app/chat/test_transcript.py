@@ -14,7 +14,7 @@ from app.chat.conversation import Conversation, Message, MessageStatus, Role, Sc
 from app.chat.message_parts import first_told
 from app.chat.message_window import FIRST_MESSAGES, PAGE_MESSAGES, MessageWindow
 from app.chat.text_pane import SealedDocument, TextPane
-from app.chat.transcript import FOUND_TOP_PX, SETTLE_MS
+from app.chat.transcript import FOUND_TOP_PX
 from app.chat.tree import MessageTree
 from app.chat.user_view import PART_CHARACTERS, UserView
 from app.chat.workspace import ChatWorkspace
@@ -57,6 +57,12 @@ def open_history(workspace: ChatWorkspace, messages: list[Message], **fields) ->
     workspace.session.conversations.add(conversation)
     workspace.open_conversation(conversation)
     return conversation
+
+
+def settle(workspace: ChatWorkspace, qtbot) -> None:
+    """Until all messages of the window are built and have their places."""
+    transcript = workspace.transcript
+    qtbot.waitUntil(lambda: transcript._anchor is None and transcript._window.is_grown, timeout=10_000)
 
 
 def entries(view: AnswerView | UserView) -> dict[str, object]:
@@ -106,14 +112,14 @@ def test_a_version_stays_where_it_is_on_the_screen(workspace, bridge, qtbot):
     conversation = open_history(workspace, messages)
     workspace.session.show_version(conversation, middle.id)
     assert workspace.transcript.show_message(middle.id)
-    qtbot.wait(2 * SETTLE_MS)
+    settle(workspace, qtbot)
     view = workspace.transcript.view(middle.id)
     before = view.mapTo(workspace.transcript.viewport(), QPoint(0, 0)).y()
     QTest.mouseClick(view.switch.forth, LEFT)
     other = answers(workspace)[-1]
     assert shown(other) == "another"
     QTest.mouseClick(other.switch.back, LEFT)
-    qtbot.wait(2 * SETTLE_MS)
+    settle(workspace, qtbot)
     view = workspace.transcript.view(middle.id)
     assert abs(view.mapTo(workspace.transcript.viewport(), QPoint(0, 0)).y() - before) <= 1
 
@@ -341,7 +347,7 @@ def test_a_conversation_opens_where_it_was_left(workspace, qtbot):
     open_history(workspace, messages, scroll=place)
     transcript = workspace.transcript
     assert transcript.place() == place  # also before everything has its place
-    qtbot.waitUntil(lambda: transcript._anchor is None and transcript._window.is_grown, timeout=5_000)
+    settle(workspace, qtbot)
     assert transcript.place() == place and not transcript.follows
     assert transcript.later_button.isVisible() and transcript.earlier_button.isVisible()
     before = len(transcript.views)
@@ -359,7 +365,7 @@ def test_a_found_message_is_shown_and_framed_for_a_while(workspace, qtbot):
     assert transcript.show_message(messages[101].id)
     view = transcript.view(messages[101].id)
     assert view.is_found
-    qtbot.waitUntil(lambda: transcript._anchor is None and transcript._window.is_grown, timeout=5_000)
+    settle(workspace, qtbot)
     assert view.mapTo(transcript.viewport(), QPoint(0, 0)).y() == FOUND_TOP_PX
     qtbot.waitUntil(lambda: not view.is_found, timeout=5_000)
     assert not transcript.show_message("nowhere")
