@@ -151,6 +151,20 @@ def test_drafts_of_many_chats_do_not_pile_up(desk):
     assert desk.composer.text == "words" and kept <= documents + MOST_DRAFTS
 
 
+def test_a_larger_font_makes_the_field_higher(desk, theme):
+    desk.type("one")
+    desk.press(ENTER, SHIFT)
+    before = desk.composer.edit.height()
+    theme.set_font_size(22)
+    QGuiApplication.processEvents()
+    edit = desk.composer.edit
+    try:
+        assert edit.height() > before and edit.height() >= 2 * edit.fontMetrics().lineSpacing()
+        assert edit.document().defaultFont().pixelSize() == 22
+    finally:
+        theme.set_font_size(13)
+
+
 # Counting ------------------------------------------------------------------------------------------------------------
 
 
