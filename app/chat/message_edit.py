@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QMimeData, Qt, Signal
+from PySide6.QtCore import QMimeData, Qt, Signal
 from PySide6.QtGui import QAbstractTextDocumentLayout, QKeyEvent, QTextCursor, QTextDocument
 from PySide6.QtWidgets import QPlainTextDocumentLayout, QPlainTextEdit, QWidget
 
@@ -107,11 +107,6 @@ class MessageEdit(QPlainTextEdit):
         else:
             self.insertPlainText(text)
             self.ensureCursorVisible()
-
-    def changeEvent(self, event: QEvent) -> None:
-        super().changeEvent(event)
-        if event.type() == QEvent.Type.FontChange:
-            self._fit()  # as many lines as before, of another height
 
     def _fit(self) -> None:
         # The layout of a plain text edit counts lines, not pixels.
