@@ -407,6 +407,11 @@ class Transcript(PaneArea):
         else:
             super().keyPressEvent(event)
 
+    def rest(self) -> None:
+        """Nothing happens by itself any more: the window closes."""
+        for timer in self.findChildren(QTimer):
+            timer.stop()
+
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self._warm_up_timer.start(WARM_UP_MS)

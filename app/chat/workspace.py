@@ -165,6 +165,7 @@ class ChatWorkspace(QObject):
         self.places.keep()
         self.places.forget()
         self.list_panel.rest()
+        self.transcript.rest()
         self.session.close()
 
     # What a user, or a demo, does ------------------------------------------------------------------------------------
