@@ -26,10 +26,7 @@ from engine.request import FinishReason
 class Conversations:
     """All conversations of a window, and which request writes which answer."""
 
-    def __init__(
-        self, clock: Callable[[], float] = time.perf_counter, wall_clock: Callable[[], float] = time.time
-    ) -> None:
-        self._clock = clock
+    def __init__(self, wall_clock: Callable[[], float] = time.time) -> None:
         self._wall_clock = wall_clock
         self._conversations: dict[str, Conversation] = {}
         self._by_request: dict[int, tuple[Conversation, Message]] = {}
@@ -209,7 +206,7 @@ class Conversations:
         """Notes that the model was not told the oldest messages; None where that belongs to no open answer."""
         found = self._by_request.get(cut.request_id)
         if found is not None:
-            found[1].dropped = cut.dropped_messages
+            found[1].dropped = max(found[1].dropped, cut.dropped_messages)  # of every part of a continued answer
         return found
 
     def engine_gone(self, sentence: str, *, queued: bool) -> list[tuple[Conversation, Message]]:

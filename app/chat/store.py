@@ -82,6 +82,8 @@ class ChatStore:
         notice = ""
         if files.beside(path, files.WIPING).exists():  # the program was ended in the middle of it
             files.shred_beside(path)
+        for left in path.parent.glob(f"{path.name}{files.RESTORING}*"):
+            left.unlink()
         version = files.version_of(path)
         if version is None:
             aside = files.set_aside(path)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.chat import backup, schema
-from app.chat.files import WIPING
+from app.chat.files import RESTORING, WIPING
 from app.chat.preset import Preset
 from app.chat.store import ChatStore, StoreError
 from tests.app.chat.test_store import exchange, fill, load, save
@@ -98,6 +98,15 @@ def test_a_backup_that_cannot_be_written_leaves_the_older_one(store, tmp_path):
     with pytest.raises(StoreError, match="not written"):
         backup.write(store, target)
     assert target.read_bytes() == before
+
+
+def test_a_restore_that_was_cut_off_leaves_nothing_behind(store_path):
+    fill(store_path, 1)
+    for suffix in (RESTORING, RESTORING + "-wal"):
+        store_path.with_name(store_path.name + suffix).write_bytes(b"half of it")
+    store = ChatStore.open(store_path)
+    assert titles(store) == ["chat 0"] and not list(store_path.parent.glob("*restoring*"))
+    store.close()
 
 
 def test_restoring_twice_in_a_second_keeps_both_states(store, tmp_path):
