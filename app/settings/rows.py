@@ -121,6 +121,10 @@ class Fields:
         show()
 
     def set(self, row: Row, **fields: object) -> None:
+        values = self.store.values
+        if all(getattr(values, name) == value for name, value in fields.items()):
+            row.say("")  # a field that only shows what is in force: nothing was chosen, and nothing is written
+            return
         try:
             self.store.change(**fields)
         except ConfigError as error:
