@@ -173,8 +173,8 @@ class ModelPage(QWidget):
         column.setSpacing(SPACING + 4)
         for each in (self.heading, self.message, self.hint):
             column.addWidget(each)
-        column.addLayout(_row(self.back_button, self.models_button, self.retry_button, self.folder_button))
-        column.addLayout(_row(self.starter_button, self.dismiss_button))
+        column.addLayout(_row(self.back_button, self.models_button, self.retry_button))
+        column.addLayout(_row(self.folder_button, self.starter_button, self.dismiss_button))
         middle = QHBoxLayout()
         middle.addStretch(1)
         middle.addWidget(self._card, 8)
