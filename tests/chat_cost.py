@@ -20,7 +20,7 @@ from PySide6.QtCore import QCoreApplication, QEvent, QTimer
 from PySide6.QtWidgets import QApplication, QMainWindow
 
 from app.chat.conversation import Conversation, Message, MessageStatus, Role
-from app.chat.transcript import Transcript
+from app.chat.transcript import WARM_UP_MS, Transcript
 from app.chat.tree import MessageTree
 from app.selection import Selection
 from app.theme import Theme
@@ -101,7 +101,7 @@ class Bench:
         self.window.setCentralWidget(self.transcript)
         self.window.resize(WIDTH, HEIGHT)
         self.window.show()
-        _run_for(0.2)
+        _run_for(WARM_UP_MS / 1000 + 0.5)
 
     def stream(self, pieces: list[str], *, unfold: bool, rate: float) -> tuple[Gaps, float]:
         """Gaps while it streams and until all is drawn, and seconds of the last drawing after its end."""
