@@ -61,6 +61,7 @@ class ContextMeter(QObject):
         self._timer.timeout.connect(self.ask)
         bridge.token_counted.connect(self._counted)
         bridge.state_changed.connect(self._engine_changed)
+        bridge.compare_done.connect(lambda _done: self.draft_changed())
         bridge.stepped.connect(self._follow)
 
     # What can change -------------------------------------------------------------------------------------------------
@@ -110,6 +111,7 @@ class ContextMeter(QObject):
         return (
             self._active
             and self._bridge.state == "ready"
+            and not self._bridge.comparing
             and conversation is not None
             and conversation.is_loaded
             and not conversation.damage

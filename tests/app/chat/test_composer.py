@@ -222,6 +222,19 @@ def test_without_a_model_nothing_is_said_and_nothing_asked(desk, qtbot, state):
     assert desk.sent.count() == 1  # whether it can be sent is the session's to say
 
 
+def test_while_a_comparison_has_the_engine_nothing_waits_for_a_count(desk, qtbot):
+    fill(desk)
+    desk.bridge.comparing = True
+    desk.asked.clear()
+    desk.paste("d" * 1_200)
+    desk.press(ENTER)
+    assert desk.sent.count() == 1 and desk.asked == []
+    desk.bridge.comparing = False
+    desk.bridge.compare_done.emit(None)
+    desk.settle()
+    assert desk.asked and desk.composer.note.isVisible()
+
+
 def test_a_hidden_composer_asks_nothing(desk, qtbot):
     desk.settle()
     desk.composer.hide()
