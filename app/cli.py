@@ -80,6 +80,14 @@ def build_parser() -> argparse.ArgumentParser:
     replay.add_argument("--offscreen", action="store_true", help="render the window without a display, then quit")
     replay.add_argument("--step", type=int, default=None, metavar="N", help="which step to show (the last)")
     replay.add_argument("--screenshot", type=Path, default=None, metavar="PNG", help="where to save a picture")
+    desktop = commands.add_parser(
+        "desktop",
+        help="put Batchscope into your menu of applications, or take it out",
+        description="Puts Batchscope into your menu of applications, with its icon, or takes it out again.",
+    )
+    what = desktop.add_mutually_exclusive_group(required=True)
+    what.add_argument("--install", action="store_true", help="write the menu entry and the icons")
+    what.add_argument("--remove", action="store_true", help="delete them")
     for name, (_, about) in MODULES.items():
         commands.add_parser(name, help=about, add_help=False)
     return parser
@@ -115,6 +123,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return demo(options)
         if options.command == "replay":
             return replay(options)
+        if options.command == "desktop":
+            from app.desktop_files import run
+
+            return run(options)
         return window(options, lambda: parser.parse_args([*arguments, "demo", "--offscreen"]))
     except ConfigError as error:
         parser.error(str(error))

@@ -44,7 +44,7 @@ def test_help_lists_the_commands_that_exist_and_no_others(tmp_path: Path) -> Non
     done = run("--help", cwd=tmp_path)
     assert done.returncode == 0
     listed = re.findall(r"^    (\w+) {2}", done.stdout, re.MULTILINE)
-    assert listed == ["demo", "replay", *cli.MODULES]
+    assert listed == ["demo", "replay", "desktop", *cli.MODULES]
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     assert set(listed) == set(re.findall(r"^batchscope (\w+)", readme, re.MULTILINE))
 
