@@ -67,6 +67,8 @@ class Transcript(PaneArea):
         self._views: dict[str, UserView | AnswerView] = {}
         """From top to bottom."""
         self._window = MessageWindow()
+        self._stale: set[str] = set()
+        """Answers that grew while the transcript was hidden."""
         self._follows = True
         self._stepped: tuple[str, int] | None = None
         """The version that is being switched to, and the direction."""
@@ -181,10 +183,13 @@ class Transcript(PaneArea):
             self._grow_timer.start(GROW_MS)
 
     def refresh(self, message_id: str) -> None:
-        """A message has new text or a new state."""
+        """A message has new text or a new state; one that nobody sees is drawn once somebody does."""
         view = self._views.get(message_id)
         if isinstance(view, AnswerView):
-            view.refresh()
+            if self.isVisible() or not view.message.status.is_open:
+                view.refresh()
+            else:
+                self._stale.add(message_id)
 
     def refresh_line(self, message_id: str) -> None:
         view = self._views.get(message_id)
@@ -414,6 +419,9 @@ class Transcript(PaneArea):
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
+        stale, self._stale = self._stale, set()
+        for message_id in stale:
+            self.refresh(message_id)
         self._warm_up_timer.start(WARM_UP_MS)
 
     def _warm_up_more(self) -> None:

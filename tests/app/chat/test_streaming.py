@@ -113,3 +113,15 @@ def test_an_answer_that_is_not_in_sight_costs_no_drawing(workspace, bridge, qtbo
     assert workspace.transcript.views == []
     workspace.open_conversation(other)
     assert other.open_answer.text == "word " * 50
+
+
+def test_a_hidden_transcript_costs_no_drawing_and_catches_up(workspace, bridge, qtbot):
+    workspace.send("hello")
+    (view,) = [each for each in workspace.transcript.views if isinstance(each, AnswerView)]
+    workspace.chat_panel.hide()
+    for _ in range(50):
+        bridge.say(1, "word ")
+    qtbot.wait(2 * round(1000 * UPDATE_SECONDS))
+    assert view.text.panes == []
+    workspace.chat_panel.show()
+    qtbot.waitUntil(lambda: view.text.plain_text().split() == ["word"] * 50)
