@@ -106,6 +106,7 @@ class ChatDelegate(QStyledItemDelegate):
 
     def _surface(self, painter: QPainter, rect: QRect, option: QStyleOptionViewItem) -> None:
         state, theme = option.state, self._theme
+        painter.fillRect(rect, theme.card)  # the table's own selection would stand out behind the round corners
         painter.setPen(Qt.PenStyle.NoPen)
         if state & QStyle.StateFlag.State_Selected:
             painter.setBrush(theme.selection)
