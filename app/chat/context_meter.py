@@ -179,6 +179,7 @@ class ContextMeter(QObject):
             return
         (_, kind, characters), self._query = self._query, None
         if not self.can_count:
+            self.changed.emit()  # who waits for a count waits in vain
             return
         if kind == "history":
             # Some templates refuse a conversation that ends here; with the draft behind it they may not.
