@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QKeySequence
 from PySide6.QtWidgets import QInputDialog, QLineEdit, QMenu, QWidget
 
 from app.chat.chat_commands import ChatCommands
@@ -48,21 +49,21 @@ class ChatMenu(QMenu):
         ids, commands = self._ids, self._commands
         chats = commands.chats(ids)
         sound = bool(chats) and not any(each.damage for each in chats)
-        rename = self.addAction(tr("Rename") + "\tF2", lambda: self.rename_wanted.emit(ids[0]))
+        rename = self.addAction(_keyed(tr("Rename"), "F2"), lambda: self.rename_wanted.emit(ids[0]))
         rename.setEnabled(sound and len(ids) == 1)
         pinned = bool(chats) and all(each.pinned for each in chats)
         words = tr("Unpin") if pinned else tr("Pin")
-        self.addAction(f"{words}\tCtrl+P", lambda: commands.toggle_pinned(ids)).setEnabled(sound)
+        self.addAction(_keyed(words, "Ctrl+P"), lambda: commands.toggle_pinned(ids)).setEnabled(sound)
         self._add_folders().setEnabled(sound)
         self._add_priorities().setEnabled(sound)
         self.addSeparator()
-        self.addAction(tr("Duplicate") + "\tCtrl+D", lambda: commands.duplicate(ids)).setEnabled(sound)
+        self.addAction(_keyed(tr("Duplicate"), "Ctrl+D"), lambda: commands.duplicate(ids)).setEnabled(sound)
         count = len(ids)
         self._add_export(
             tr("Export") if count == 1 else ntr("Export {count:,} chat", "Export {count:,} chats", count), ids
         )
         delete = tr("Delete") if count == 1 else ntr("Delete {count:,} chat", "Delete {count:,} chats", count)
-        self.addAction(f"{delete}\tDel", lambda: self.delete_wanted.emit(ids))
+        self.addAction(_keyed(delete, "Del"), lambda: self.delete_wanted.emit(ids))
 
     def _add_folders(self) -> QMenu:
         ids, commands = self._ids, self._commands
@@ -101,8 +102,8 @@ class ChatMenu(QMenu):
             action.setToolTip(tr("Lower runs first, where the scheduler's order is priority"))
         menu.addSeparator()
         menu.addAction(tr("Other…"), lambda: self._ask_for_priority(min(now, default=0)))
-        menu.addAction(tr("Run earlier") + "\t−", lambda: commands.change_priority(ids, -1))
-        menu.addAction(tr("Run later") + "\t+", lambda: commands.change_priority(ids, 1))
+        menu.addAction(_keyed(tr("Run earlier"), "-"), lambda: commands.change_priority(ids, -1))
+        menu.addAction(_keyed(tr("Run later"), "+"), lambda: commands.change_priority(ids, 1))
         return menu
 
     def _ask_for_priority(self, now: int) -> None:
@@ -121,9 +122,9 @@ class ChatMenu(QMenu):
         """``ids``: None for all chats."""
         menu = self.addMenu(title)
         for name, words in ((name, tr(each.title)) for name, each in FORMATS.items()):
-            key = "\tCtrl+E" if name == "json" and ids == self._ids and ids else ""
+            text = tr("As {format}…", format=words)
             menu.addAction(
-                tr("As {format}…", format=words) + key,
+                _keyed(text, "Ctrl+E") if name == "json" and ids and ids == self._ids else text,
                 lambda _=False, name=name: self._commands.files.export(ids, name),
             )
 
@@ -131,7 +132,7 @@ class ChatMenu(QMenu):
 
     def _add_folder(self, folder: str) -> None:
         commands = self._commands
-        self.addAction(tr("Rename folder") + "\tF2", lambda: self.rename_wanted.emit(Section("folder", folder)))
+        self.addAction(_keyed(tr("Rename folder"), "F2"), lambda: self.rename_wanted.emit(Section("folder", folder)))
         self.addAction(tr("Dissolve folder, keep its chats"), lambda: commands.dissolve(folder))
         ids = commands.in_folder(folder)
         self.addSeparator()
@@ -147,3 +148,8 @@ class ChatMenu(QMenu):
         self.addAction(tr("Import chats…"), lambda: self._commands.files.choose_to_read())
         count = len(self._commands.all_ids())
         self._add_export(ntr("Export all {count:,} chat", "Export all {count:,} chats", count), None)
+
+
+def _keyed(words: str, keys: str) -> str:
+    """An entry and the keys that do the same while the list has the focus."""
+    return f"{words}\t{QKeySequence(keys).toString(QKeySequence.SequenceFormat.NativeText)}"
