@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -273,7 +274,7 @@ def wait_long(rig: Rig, condition: Callable[[], bool]) -> None:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     made = FakeHub()
-    files = {"model.safetensors": weights(), "config.json": b"{}", "tokenizer.json": b"{}"}
+    files = {"model.safetensors": weights(), "config.json": json.dumps(CONFIG).encode(), "tokenizer.json": b"{}"}
     made.repositories[NAME] = Repository(files, config=dict(CONFIG))
     monkeypatch.setenv("HF_ENDPOINT", made.url)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
