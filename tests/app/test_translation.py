@@ -24,7 +24,7 @@ SHOWN_BY = {
     *("setTitle", "setInformativeText", "addAction", "addMenu", "addTab", "addRow", "setPrefix", "setSuffix"),
     *("say", "setLabelText", "setHeaderLabels", "setHorizontalHeaderLabels", "setStatusTip", "setWhatsThis"),
 }
-ROLES = {"muted", "title", "heading", "error", "flat", "primary", "danger"}
+ROLES = {"muted", "title", "heading", "error", "flat", "primary", "danger", "number"}
 """Second arguments of ``label`` and ``button``: how a text looks."""
 UNITS = re.compile(r"(Batchscope|k?[KMG]?i?B|ms|s|tok/s|tokens?|×|%|px|CPU|GPU|KV|PNG|SVG|JSON|CSV|HTML|[A-Z0-9]{2,5})")
 
