@@ -52,6 +52,7 @@ NAMES = (
     "Alt",
     "Shift",
     "Esc",
+    "End",
 )
 _ANY_NAME = "|".join(map(re.escape, sorted(NAMES, key=len, reverse=True)))
 SAME_EVERYWHERE = re.compile(rf"(?<![\w-])({_ANY_NAME})(?![\w-])")
