@@ -63,7 +63,7 @@ def paged_attention(
 
 def _gathered(storage: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tensor:
     """The first ``length`` keys or values of the blocks ``table``: float32 [kv_heads, length, head_dim]."""
-    return storage.transpose(0, 1).index_select(1, table).flatten(1, 2)[:, :length].float()
+    return storage.index_select(0, table).transpose(0, 1).flatten(1, 2)[:, :length].float()
 
 
 def _attend(

@@ -41,8 +41,10 @@ class TransformersBackend:
 
     name = "transformers"
 
-    def __init__(self, device: torch.device | str) -> None:
+    def __init__(self, device: torch.device | str, *, fused: bool | None = None) -> None:
+        """``fused``: whether the GPU's kernel attends where it can; None: on a GPU."""
         self.device = torch.device(device)
+        self._uses_fused = self.device.type != "cpu" if fused is None else fused
         self._spec: TransformersSpec | None = None
         self._model: Any = None
         self._keys: list[torch.Tensor] = []
@@ -151,7 +153,7 @@ class TransformersBackend:
 
     def _fused(self, layer: AttentionLayer, q: torch.Tensor, softcap: float | None) -> Callable[..., Any] | None:
         """The GPU's own kernel, where it computes such a layer."""
-        if self.device.type == "cpu" or softcap is not None or layer.key_dim != layer.value_dim:
+        if not self._uses_fused or softcap is not None or layer.key_dim != layer.value_dim:
             return None
         # Only where a GPU is: triton is not installed everywhere.
         from kernels.triton import paged_attention as kernel

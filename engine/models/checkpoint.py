@@ -93,6 +93,7 @@ class Checkpoint:
         if not folder.is_dir():
             raise ModelLoadError(f"There is no folder {folder}.", "other")
         config = _read_json(folder / "config.json", required=True)
+        runner_of(config)  # first of all: whoever has the wrong model should not first be sent for its missing files
         checkpoint = cls(folder, config, _read_json(folder / "generation_config.json"), find_shards(folder))
         checkpoint.spec(torch.float32)
         return checkpoint

@@ -303,6 +303,17 @@ def test_a_model_beyond_memory_is_refused_before_its_weights_are_read(
     assert error.kind == "memory" and "100 MiB" in error.message and "float32" in error.message
 
 
+def test_a_memory_limit_holds_for_the_blocks_of_a_later_core_too(folder: Path) -> None:
+    loaded = load(folder, memory_limit=4 * 2**20)
+    info = loaded.info
+    assert info.weight_bytes + info.num_blocks * info.kv_bytes_per_block <= 4 * 2**20
+    with pytest.raises(ModelLoadError, match=r"left by the memory limit"):
+        loaded.fresh_core(SchedulerConfig(), kv_blocks=1_000_000)
+    assert len(answer(loaded.fresh_core(SchedulerConfig()), [5, 6, 7])) == 5
+    error = refusal(folder, memory_limit=1000)
+    assert error.kind == "memory" and "memory_limit" in error.message
+
+
 def test_float16_on_a_cpu_is_refused_with_the_way_out(folder: Path) -> None:
     error = refusal(folder, dtype="float16")
     assert error.kind == "unsupported" and "--dtype float32" in error.message

@@ -260,3 +260,34 @@ def test_a_block_is_counted_as_the_cpu_backend_keeps_it(block_size: int) -> None
     config = EngineConfig(cache=CacheConfig(block_size=block_size))
     plan = plan_memory(spec, config, 8192, 64 * GIB, on_gpu=False)
     assert plan.block_bytes == backend.kv_bytes_per_block(block_size)
+
+
+def test_a_memory_limit_bounds_weights_and_blocks_together() -> None:
+    spec = llama_8b(torch.bfloat16)
+    free = plan_memory(spec, EngineConfig(), 8192, 64 * GIB, on_gpu=True)
+    limited = plan_memory(spec, EngineConfig(memory_limit=20 * GIB), 8192, 64 * GIB, on_gpu=True)
+    assert limited.num_blocks < free.num_blocks
+    room = 20 * GIB - limited.weight_bytes
+    assert 0.85 * room < limited.num_blocks * limited.block_bytes < room
+    loose = EngineConfig(memory_limit=100 * GIB)
+    assert plan_memory(spec, loose, 8192, 64 * GIB, on_gpu=True) == free
+
+
+def test_a_memory_limit_that_is_too_small_is_named_with_its_number() -> None:
+    spec = llama_8b(torch.bfloat16)
+    weights = plan_memory(spec, EngineConfig(), 8192, 64 * GIB, on_gpu=True).weight_bytes
+    with pytest.raises(
+        ModelLoadError, match=r"in bfloat16, and the memory limit is 8\.0 GiB \(memory_limit\)"
+    ) as refused:
+        plan_memory(spec, EngineConfig(memory_limit=8 * GIB), 8192, 64 * GIB, on_gpu=True)
+    assert refused.value.kind == "memory" and "Raise it" in refused.value.message
+    pool = EngineConfig(memory_limit=weights + GIB, cache=CacheConfig(num_blocks=100_000))
+    with pytest.raises(ModelLoadError, match=r"1\.0 GiB are left by the memory limit \(memory_limit\): at most"):
+        plan_memory(spec, pool, 8192, 64 * GIB, on_gpu=True)
+
+
+def test_on_a_cpu_blocks_of_the_host_are_within_the_limit_too() -> None:
+    spec = llama_8b(torch.bfloat16)
+    plan = plan_memory(spec, EngineConfig(memory_limit=18 * GIB), 8192, 64 * GIB, on_gpu=False)
+    blocks = plan.num_blocks + plan.num_host_blocks + 2
+    assert plan.num_host_blocks > 0 and plan.weight_bytes + blocks * plan.block_bytes <= 18 * GIB

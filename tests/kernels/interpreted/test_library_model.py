@@ -1,0 +1,43 @@
+"""A model of the Transformers library on the GPU's attention kernel: the library's own logits."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.execution.runner import build_step_batch
+from engine.execution.transformers_backend import TransformersBackend
+from tests.execution.helpers import PagedModel, make_request, random_prompt
+from tests.models.families import VOCAB
+from tests.models.transformers_families import save_library_family
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gpt-neox", "gemma2"])
+def test_logits_are_the_library_s(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = save_library_family(name, tmp_path)
+    used: list[bool] = []
+    choose = TransformersBackend._fused
+
+    def note(self: TransformersBackend, *layer: object) -> object:
+        kernel = choose(self, *layer)  # type: ignore[arg-type]
+        used.append(kernel is not None)
+        return kernel
+
+    monkeypatch.setattr(TransformersBackend, "_fused", note)
+    model = PagedModel(tmp_path, block_size=4, num_blocks=30)
+    model.backend._uses_fused = True
+    prompts = [random_prompt(length, VOCAB) for length in (9, 17, 30)]
+    requests = [make_request(i, prompt) for i, prompt in enumerate(prompts)]
+    for cuts in ((7, 16, 29), (2, 1, 1)):
+        work = list(zip(requests, cuts, strict=True))
+        batch = build_step_batch(model.plan(work), 4, model.backend.device)
+        logits = model.backend.forward(dataclasses.replace(batch, logits_rows=torch.arange(batch.num_tokens)))
+        for (request, count), rows in zip(work, logits.split(cuts), strict=True):
+            first = request.num_computed_tokens
+            expected = saved.logits(request.token_ids)[first : first + count]
+            assert float((rows - expected).abs().max()) < 1e-4
+            request.num_computed_tokens += count
+    assert all(used) is (name != "gemma2") and any(used) is (name != "gemma2")  # its scores have a soft cap
