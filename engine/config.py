@@ -154,7 +154,8 @@ class EngineConfig:
     """``starter``, a folder with a checkpoint, or a repository of the Hugging Face cache (``org/name``)."""
     dtype: str = "auto"
     """Type of weights and activations; int8, on a CPU only: weights of 8 bits, keys and values in bfloat16; auto: int8
-    on a CPU, on a GPU bfloat16 or, where it does not compute that natively, float16."""
+    on a CPU (a family that runs through Transformers: float32, or bfloat16 where that would fill the memory), on a GPU
+    bfloat16 or, where it does not compute that natively, float16 (float32 where the model's numbers are too large)."""
     device: str = "auto"
     """Where the model runs; auto: the GPU where one works, else the CPU."""
     threads: int | None = None

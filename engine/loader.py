@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import hashlib
 import time
@@ -34,18 +33,14 @@ from engine.execution.device import (
     make_backend,
     without_float16,
 )
+from engine.execution.first_step import measure_step
 from engine.execution.host import available_memory
 from engine.execution.loaded_model import LoadedModel, StorageSize
-from engine.execution.runner import not_finite_cause
 from engine.execution.sizing import (
-    SMALLEST_BUDGET,
     MemoryPlan,
-    StepMeasurement,
     dtype_name,
     format_bytes,
-    measure_token_budget,
     plan_memory,
-    prefill_seconds,
     type_name,
     warm_up_batch,
 )
@@ -58,10 +53,6 @@ from engine.models.transformers_spec import ModelSpec, TransformersSpec
 from engine.scheduling.costs import PreemptionCosts
 from engine.text.codec import TextCodec
 from kernels.backend import Backend
-from kernels.spec import StepBatch
-
-SAMPLE_TEXT = "At half past seven the first bus leaves the square; whoever is late waits 20 minutes for the next."
-"""What a model reads first, to see whether its numbers fit the type they are kept in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +289,7 @@ def _prepare(source: _Source, choice: DeviceChoice, progress: Progress) -> _Read
         progress(preparation, 0, 0)
         model.forward(warm_up_batch(1, block_size, choice.device))
     progress("Measuring how many tokens a step may have", 0, 0)
-    step = _measure_step(source, spec, model.forward, choice.device, memory, max_model_len)
+    step = measure_step(config, source.codec(), spec, model.forward, choice.device, memory, max_model_len)
     model.allocate_host(memory.num_host_blocks)
     return _Ready(own, model, memory, max_model_len, step.token_budget, step.seconds_per_token)
 
@@ -339,40 +330,6 @@ def _max_model_len(config: EngineConfig, spec: ModelSpec) -> int:
             "unsupported",
         )
     return asked
-
-
-def _measure_step(
-    source: _Source,
-    spec: ModelSpec,
-    forward: Callable[[StepBatch], torch.Tensor],
-    device: torch.device,
-    memory: MemoryPlan,
-    max_model_len: int,
-) -> StepMeasurement:
-    """The configured budget or a measured one; either way the model has run and gave finite numbers."""
-    config = source.config
-    block_size = config.cache.block_size
-    largest = min(max_model_len, memory.num_blocks * block_size)
-    forward(warm_up_batch(1, block_size, device))  # a decode: its kernel is compiled now, not in somebody's answer
-    logits = forward(_text_batch(source.codec(), spec.vocab_size, largest, block_size, device))
-    if not bool(torch.isfinite(logits).all()):
-        raise NotFiniteError(
-            f"The first step gave no finite numbers; {not_finite_cause(spec.dtype)}.",
-            "unsupported" if spec.dtype == torch.float16 else "damaged",
-        )
-    budget = config.scheduler.max_num_batched_tokens
-    if budget is None:
-        return measure_token_budget(forward, device, largest=largest, block_size=block_size, clock=time.perf_counter)
-    size = min(SMALLEST_BUDGET, largest)
-    return StepMeasurement(budget, prefill_seconds(forward, device, size, block_size, time.perf_counter) / size)
-
-
-def _text_batch(codec: TextCodec, vocab_size: int, largest: int, block_size: int, device: torch.device) -> StepBatch:
-    """A step over some real text, as long as fits, with logits of every token."""
-    ids = [token for token in codec.encode(SAMPLE_TEXT) if token < vocab_size][:largest] or [0]
-    batch = warm_up_batch(len(ids), block_size, device)
-    rows = torch.arange(len(ids), device=device)
-    return dataclasses.replace(batch, token_ids=torch.tensor(ids, device=device), logits_rows=rows)
 
 
 def _cache_key(checkpoint: Checkpoint, spec: ModelSpec) -> bytes:

@@ -22,7 +22,7 @@ from kernels.spec import DecoderSpec, StepBatch
 
 class Backend(Protocol):
     name: str
-    """``cpu`` or ``triton``: what ``doctor`` and the run's result show."""
+    """``cpu``, ``triton`` or ``transformers``: what ``doctor`` and the run's result show."""
     device: torch.device
 
     def load(self, spec: DecoderSpec, weights: Mapping[str, torch.Tensor]) -> None:

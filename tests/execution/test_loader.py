@@ -16,7 +16,7 @@ import torch
 from engine import loader
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
-from engine.execution import device
+from engine.execution import device, first_step
 from engine.execution.device import choose_device
 from engine.loader import LoadedEngine, load_engine
 from engine.models.checkpoint import Checkpoint
@@ -141,7 +141,7 @@ def test_the_core_gets_room_for_swapped_blocks_and_what_preemption_costs(
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("the budget was given")
 
-    monkeypatch.setattr(loader, "measure_token_budget", never)
+    monkeypatch.setattr(first_step, "measure_token_budget", never)
     scheduler = SchedulerConfig(max_num_batched_tokens=32)
     given = built(folder, cache=CacheConfig(num_blocks=20, swap_blocks=3), scheduler=scheduler)
     assert given["num_host_blocks"] == 3 == given["info"].num_host_blocks
