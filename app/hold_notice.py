@@ -5,6 +5,7 @@ from __future__ import annotations
 from app.chat.notice import NoticeBar
 from app.engine_bridge import EngineBridge
 from app.lab.compare_progress import progress_sentence
+from app.settings.commands import Commands
 from app.theme import Theme
 from app.translation import tr
 from app.words import as_sentence, count
@@ -14,11 +15,13 @@ from engine.messages import CompareProgress
 class HoldNotice(NoticeBar):
     """Stays for as long as chats and loads wait, with the button that ends it."""
 
-    def __init__(self, bridge: EngineBridge, theme: Theme) -> None:
+    def __init__(self, bridge: EngineBridge, theme: Theme, commands: Commands) -> None:
         super().__init__(theme)
+        self._commands = commands
         self._bridge = bridge
         self._progress: CompareProgress | None = None
         bridge.compare_progress.connect(self._progressed)
+        commands.changed.connect(self.refresh)
 
     def _progressed(self, progress: CompareProgress) -> None:
         self._progress = progress
@@ -34,9 +37,10 @@ class HoldNotice(NoticeBar):
             step = bridge.run_state.step
             self.say(
                 tr(
-                    "Paused after step {step:,}: chats and loads wait until it runs on (F8), or take single steps "
-                    "(F10).",
+                    "Paused after step {step:,}: chats and loads wait; {run_on}, or {take_steps}.",
                     step=step,
+                    run_on=self._commands.hint(tr("run on"), "engine.pause"),
+                    take_steps=self._commands.hint(tr("take single steps"), "engine.step"),
                 ),
                 action=(tr("Run on"), lambda: bridge.set_paused(False)),
             )

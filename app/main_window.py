@@ -116,10 +116,10 @@ class MainWindow(ScopeWindow):
         self.panels["queue"].priority_wanted.connect(bridge.set_priority)
         self.build_docks(
             {
-                "chats": ("Chats", self.chat.list_panel),
-                "chat": ("Chat", self.chat.chat_panel),
-                "load": ("Load", self.load_panel),
-                "compare": ("Compare", self.compare_panel),
+                "chats": (tr("Chats"), self.chat.list_panel),
+                "chat": (tr("Chat"), self.chat.chat_panel),
+                "load": (tr("Load"), self.load_panel),
+                "compare": (tr("Compare"), self.compare_panel),
             }
         )
 
@@ -137,7 +137,7 @@ class MainWindow(ScopeWindow):
         )
         self.top_bar = TopBar(self.theme, self.source, self._model_menu(), view)
         self.death_banner = DeathBanner(self.theme)
-        self.hold = HoldNotice(self.bridge, self.theme)
+        self.hold = HoldNotice(self.bridge, self.theme, self.commands)
         self.build_top(self.top_bar, self.tour.bar, self.death_banner, self.hold)
         self.model_page = ModelPage(self.theme, self)
         self.top_bar.loading.cancelled.connect(self.bridge.shutdown)
@@ -167,6 +167,14 @@ class MainWindow(ScopeWindow):
         self.action(tr("Pause or run on"), "F8", pause, name="engine.pause")
         self.action(tr("Take one step"), "F10", self._step_once, name="engine.step")
         self.action(tr("Record, or end the recording"), "F9", self.recording.toggle, name="record.toggle")
+        self.commands.changed.connect(self._show_keys)
+        self._show_keys()
+
+    def _show_keys(self) -> None:
+        """Keys that stand in the words of widgets which know nothing of commands."""
+        self.recording.show_keys(lambda: self.commands.keys("record.toggle"))
+        search = tr("Search   {keys}", keys=self.commands.keys("chat.search"))
+        self.chat.list_panel.search.setPlaceholderText(search.rstrip())
 
     def _model_menu(self) -> QMenu:
         menu, models = QMenu(self), self.models
@@ -230,7 +238,7 @@ class MainWindow(ScopeWindow):
 
     def _scheduler_refused(self, message: str) -> None:
         self.knobs_panel.refused(message)
-        self.notice.say(f"The scheduler stays as it is: {message}.", is_error=True, action=("Close", lambda: None))
+        self.notice.say(tr("The scheduler stays as it is: {reason}.", reason=message), is_error=True, action=("Close", lambda: None))
 
     def _engine_state_changed(self, state: str) -> None:
         self._config_changed()
@@ -326,9 +334,9 @@ class MainWindow(ScopeWindow):
         """Whether there is nothing to be paused, which is said then."""
         bridge = self.bridge
         if bridge.comparing:
-            self.say("A comparison has the engine: cancel it, or wait until it is over, to pause or take steps.", False)
+            self.say(tr("A comparison has the engine: cancel it, or wait until it is over, to pause or take steps."), False)
         elif bridge.state != "ready":
-            self.say("No engine runs that could pause: load a model, or wait until it is loaded.", False)
+            self.say(tr("No engine runs that could pause: load a model, or wait until it is loaded."), False)
         return bridge.comparing or bridge.state != "ready"
 
     def _step_once(self) -> None:
@@ -340,7 +348,7 @@ class MainWindow(ScopeWindow):
         elif self.bridge.paused:
             self.bridge.step_once()
         else:
-            self.say("The engine runs: pause it (F8) to take single steps.", False)
+            self.say(tr("The engine runs: pause it to take single steps."), False)
 
     def _run_again(self) -> None:
         """Offer what was recorded, from the shown step on, to be run under other knobs."""

@@ -79,7 +79,7 @@ class ReplayWindow(ScopeWindow):
         bar = self.time_bar
         bar.live_button.setText(tr("End"))
         bar.live_button.setAccessibleName(tr("To the last step of the recording"))
-        bar.live_button.setToolTip(tr("To the last step of the recording (Alt+End)"))
+        bar.live_tip = tr("To the last step of the recording")
         bar.pause_wanted.connect(self.pause)
         bar.step_wanted.connect(lambda: self.travel.move(1))
         self.action(tr("Play or pause"), "F8", lambda: self.pause(self._playing.isActive()), name="engine.pause")

@@ -132,7 +132,7 @@ class ScopeWindow(QMainWindow):
         top.installEventFilter(self)
 
     def _build_time_bar(self) -> None:
-        self.time_bar = TimeBar(self.theme, self.source, self.travel)
+        self.time_bar = TimeBar(self.theme, self.source, self.travel, self.commands)
         status = self.statusBar()
         status.setSizeGripEnabled(False)
         status.setStyleSheet("QStatusBar { background: transparent; } QStatusBar::item { border: none; }")
@@ -294,9 +294,9 @@ class ScopeWindow(QMainWindow):
 
 
 def _is_behind(widget: QWidget) -> bool:
-    """Whether the widget's dock, or the widget of none, has no place in the window. In a dock that has one it may still
-    be scrolled to."""
-    place: QWidget | None = widget
-    while place is not None and not isinstance(place, Dock):
-        place = place.parentWidget()
-    return (place or widget).visibleRegion().isEmpty()
+    """Whether the widget's dock, or the page or bar of the window that it is in, has no place in the window. In one
+    that has a place the widget may still be scrolled to."""
+    place = widget
+    while not isinstance(place, Dock) and (above := place.parentWidget()) is not None and not above.isWindow():
+        place = above
+    return place.visibleRegion().isEmpty()

@@ -167,6 +167,15 @@ class Theme(QObject):
         """What a size is for which ``pixels`` go with the text as it ships: of fonts, and of what must hold text."""
         return max(1, round(pixels * self.font_px / TEXT_PX))
 
+    def font(self, pixels: int, *, bold: bool = False) -> QFont:
+        """The application's font in a size that is ``pixels`` with the text as it ships. Who paints with it asks anew
+        after every :attr:`changed`."""
+        font = QFont(self._app.font())
+        font.setPixelSize(self.pixels(pixels))
+        if bold:
+            font.setWeight(QFont.Weight.DemiBold)
+        return font
+
     def follow(self, preferences: PreferenceStore) -> None:
         """Scheme and size of text are the preferences' from here on, and what is set here is written down there."""
         self._preferences = preferences

@@ -8,6 +8,7 @@ from PySide6.QtWidgets import QHBoxLayout, QSlider, QToolButton, QWidget
 
 from app.scope.panel import ScopeSource
 from app.scope.time_travel import TimeTravel
+from app.settings.commands import Commands
 from app.theme import PADDING, SPACING, Theme
 from app.translation import tr
 from app.widgets import Figure, button, paint_surface
@@ -18,13 +19,16 @@ FEW, MANY = 1, 100
 
 
 class TimeBar(QWidget):
-    """What the keys of its buttons are is the window's to say; here they only stand in the tooltips."""
+    """The keys of its buttons are the window's commands; here they only stand in the tooltips."""
 
     pause_wanted = Signal(bool)
     step_wanted = Signal()
 
-    def __init__(self, theme: Theme, source: ScopeSource, travel: TimeTravel) -> None:
+    def __init__(self, theme: Theme, source: ScopeSource, travel: TimeTravel, commands: Commands) -> None:
         super().__init__()
+        self._commands = commands
+        self._pace = (False, False)
+        self.live_tip = tr("Back to the newest step")
         self._theme = theme
         self._source = source
         self._travel = travel
@@ -41,7 +45,6 @@ class TimeBar(QWidget):
         self.slider.valueChanged.connect(self._slid)
         self.place = Figure("muted")
         self.live_button = button(tr("Live"), "primary", tr("Back to the newest step"))
-        self.live_button.setToolTip(tr("Back to the newest step (Alt+End)"))
         self.live_button.clicked.connect(travel.show_newest)
         self.row = QHBoxLayout(self)
         self.row.setContentsMargins(PADDING[0], 4, PADDING[2], 4)
@@ -57,6 +60,7 @@ class TimeBar(QWidget):
         self._jump.timeout.connect(lambda: self._travel.show_step(self.slider.value()))
         theme.changed.connect(self.update)
         travel.moved.connect(self.refresh)
+        commands.changed.connect(self._show_keys)
         self.show_pace(alive=False, paused=False)
 
     def paintEvent(self, event: QPaintEvent) -> None:
@@ -65,17 +69,23 @@ class TimeBar(QWidget):
 
     def show_pace(self, *, alive: bool, paused: bool) -> None:
         """``alive``: whether there is an engine, or a player, to be paused."""
+        self._pace = (alive, paused)
         self.pause_button.setEnabled(alive)
         self.pause_button.setChecked(paused)
         self.pause_button.setText("▶" if paused else "⏸")
         name = tr("Run on") if paused else tr("Pause between two steps")
         self.pause_button.setAccessibleName(name)
-        self.pause_button.setToolTip(f"{name} (F8)")
         self.step_button.setEnabled(alive and paused)
-        self.step_button.setToolTip(
-            tr("Take one step (F10)") if paused else tr("Take one step (F10): pause first (F8)")
-        )
+        self._show_keys()
         self.refresh()
+
+    def _show_keys(self) -> None:
+        commands, (_, paused) = self._commands, self._pace
+        self.pause_button.setToolTip(commands.hint(self.pause_button.accessibleName(), "engine.pause"))
+        step = commands.hint(tr("Take one step"), "engine.step")
+        first = commands.hint(tr("pause first"), "engine.pause")
+        self.step_button.setToolTip(step if paused else f"{step}: {first}")
+        self.live_button.setToolTip(commands.hint(self.live_tip, "time.newest"))
 
     def refresh(self) -> None:
         """Brings slider and words up to date; the live end moves with the run."""

@@ -48,7 +48,7 @@ class ChatNotices(QObject):
         elif bridge.comparing:
             self._say_once(tr("A comparison has the engine; what you send now waits until it is over."))
         elif bridge.paused:
-            self._say_once(tr("The engine pauses; what you send now waits until it runs on (F8)."))
+            self._say_once(tr("The engine pauses; what you send now waits until it runs on."))
         else:
             self.engine.expire()
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import QPoint, QRect, QSize, Qt
-from PySide6.QtGui import QBrush, QFont, QFontMetrics, QPainter, QPaintEvent, QPen, QResizeEvent
+from PySide6.QtGui import QBrush, QFontMetrics, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.lab.compare_result import Cell
@@ -78,16 +78,21 @@ class BarGrid(TellingWidget):
         super().__init__(parent)
         self._theme = theme
         self.charts: list[BarChart] = []
-        self._small = QFont(self.font())
-        self._small.setPixelSize(AXIS_PX)
-        self._bold = QFont(self.font())
-        self._bold.setPixelSize(TEXT_PX - 1)
-        self._bold.setWeight(QFont.Weight.DemiBold)
+        self._take_fonts()
         policy = QSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         policy.setHeightForWidth(True)
         self.setSizePolicy(policy)
         self.setAccessibleName(tr("Bars of the figures"))
-        theme.changed.connect(self.update)
+        theme.changed.connect(self._restyle)
+
+    def _take_fonts(self) -> None:
+        self._small = self._theme.font(AXIS_PX)
+        self._bold = self._theme.font(TEXT_PX - 1, bold=True)
+
+    def _restyle(self) -> None:
+        self._take_fonts()
+        self.updateGeometry()
+        self.update()
 
     def show_charts(self, charts: Sequence[BarChart]) -> None:
         self.charts = list(charts)

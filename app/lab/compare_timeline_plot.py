@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from PySide6.QtCore import QEvent, QPoint, QRect, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import (
-    QFont,
     QFontMetrics,
     QKeyEvent,
     QMouseEvent,
@@ -55,9 +54,6 @@ class CompareTimelinePlot(Plot):
         self._picture: QPixmap | None = None
         self._hover_x: int | None = None
         self._grabbed: QPoint | None = None
-        self._bold = QFont(self.axis_font)
-        self._bold.setWeight(QFont.Weight.DemiBold)
-        self._bold.setPixelSize(AXIS_PX + 1)
         self.setMouseTracking(True)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
@@ -142,9 +138,10 @@ class CompareTimelinePlot(Plot):
             self._paint_numbers(painter, layout, layout.top(index) + TITLE)
 
     def _paint_title(self, painter: QPainter, band: Band, top: int) -> None:
-        bold = QFontMetrics(self._bold)
+        bold_font = self.theme.font(AXIS_PX + 1, bold=True)
+        bold = QFontMetrics(bold_font)
         baseline = top + (TITLE + bold.ascent() - bold.descent()) // 2
-        painter.setFont(self._bold)
+        painter.setFont(bold_font)
         painter.setPen(self.theme.text)
         painter.drawText(0, baseline, band.variant)
         painter.setFont(self.axis_font)

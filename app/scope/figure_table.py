@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import QPoint, QRectF, QSize, Qt
-from PySide6.QtGui import QFont, QFontMetrics, QPainter, QPaintEvent
+from PySide6.QtGui import QFontMetrics, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from app.theme import AXIS_PX, SPACING, Theme
+from app.theme import AXIS_PX, SPACING, TEXT_PX, Theme
 from app.widgets import LegendEntry, TellingWidget, paint_swatch
 
 ROW = 18
@@ -34,17 +34,25 @@ class FigureTable(TellingWidget):
         super().__init__(parent)
         self._theme = theme
         self._columns = tuple(columns)
-        self._small = QFont(self.font())
-        self._small.setPixelSize(AXIS_PX)
-        self._bold = QFont(self.font())
-        self._bold.setBold(True)
+        self._take_fonts()
         self._widths: list[int] = []
         self._names = 0
         """Pixels of the widest name."""
         self.rows: tuple[FigureRow, ...] = ()
         self.setAccessibleName(name)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        theme.changed.connect(self.update)
+        theme.changed.connect(self._restyle)
+
+    def _take_fonts(self) -> None:
+        self._small = self._theme.font(AXIS_PX)
+        self._bold = self._theme.font(TEXT_PX)
+        self._bold.setBold(True)
+
+    def _restyle(self) -> None:
+        self._take_fonts()
+        rows, self.rows = self.rows, ()
+        self.show_rows(rows)
+        self.update()
 
     def show_rows(self, rows: Sequence[FigureRow], columns: Sequence[str] | None = None) -> None:
         """``columns``: other headings than those so far."""

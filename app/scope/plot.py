@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from PySide6.QtCore import QPointF, QRect, QSize, Qt
-from PySide6.QtGui import QBrush, QFont, QFontMetrics, QPaintEngine, QPainter, QPaintEvent, QPen, QPolygonF
+from PySide6.QtGui import QBrush, QFontMetrics, QPaintEngine, QPainter, QPaintEvent, QPen, QPolygonF
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.theme import AXIS_PX, Theme, readable
@@ -59,10 +59,8 @@ class Plot(TellingWidget):
     def __init__(self, theme: Theme, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.theme = theme
-        self.axis_font = QFont(self.font())
-        self.axis_font.setPixelSize(AXIS_PX)
-        self.metrics = QFontMetrics(self.axis_font)
         self._advances: dict[str, int] = {}
+        self._take_fonts()
         self.x_range = (0.0, 1.0)
         self.y_range = (0.0, 1.0)
         self.log_y = False
@@ -75,7 +73,13 @@ class Plot(TellingWidget):
         # It paints all of itself, so that nothing under it is painted again with every step.
         self.setAttribute(Qt.WidgetAttribute.WA_OpaquePaintEvent)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
+        theme.changed.connect(self._take_fonts)
         theme.changed.connect(self.update)
+
+    def _take_fonts(self) -> None:
+        self.axis_font = self.theme.font(AXIS_PX)
+        self.metrics = QFontMetrics(self.axis_font)
+        self._advances.clear()
 
     def minimumSizeHint(self) -> QSize:
         return QSize(120, 70)

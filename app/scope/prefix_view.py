@@ -38,9 +38,9 @@ class PrefixTreeView(TellingWidget):
         self._pitch = ROW_MOST
         self._selected = np.zeros(0, dtype=np.bool_)
         self._inks: dict[tuple[int, bool], QColor] = {}
-        font = self.font()
-        font.setPixelSize(AXIS_PX)
-        self.setFont(font)
+        take_font = lambda: self.setFont(theme.font(AXIS_PX))  # noqa: E731
+        theme.changed.connect(take_font)
+        take_font()
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         self.setAccessibleName(tr("Prefix cache: which blocks follow which"))

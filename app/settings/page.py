@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent, QPainter, QPaintEvent
-from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QListWidget, QListWidgetItem, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QApplication, QHBoxLayout, QLineEdit, QListWidget, QListWidgetItem, QVBoxLayout, QWidget
 
 from app.scroll_column import ScrollColumn
 from app.settings.rows import Section
@@ -35,6 +35,7 @@ class SettingsPage(QWidget):
         super().__init__(parent)
         self.theme = theme
         self.sections = sections
+        self._closing = False
         self.search = QLineEdit()
         self.search.setPlaceholderText(tr("Search settings"))
         self.search.setAccessibleName(tr("Search settings"))
@@ -105,7 +106,9 @@ class SettingsPage(QWidget):
         self.search.selectAll()
 
     def leave(self) -> None:
+        self._closing = True  # Qt looks for another place for the focus
         self.hide()
+        self._closing = False
         self.search.clear()
         self.closed.emit()
 
@@ -118,6 +121,16 @@ class SettingsPage(QWidget):
             self.list.keyPressEvent(event)
         else:
             super().keyPressEvent(event)
+
+    def focusNextPrevChild(self, forward: bool) -> bool:
+        """The Tab key stays on the page: what lies under it is not seen."""
+        passed: list[QWidget] = []
+        while super().focusNextPrevChild(forward):
+            focused = QApplication.focusWidget()
+            if focused is None or focused in passed or self._closing or self.isAncestorOf(focused):
+                return True
+            passed.append(focused)
+        return False
 
     # Finding ---------------------------------------------------------------------------------------------------------
 

@@ -125,12 +125,11 @@ class Fields:
         if all(getattr(values, name) == value for name, value in fields.items()):
             row.say("")  # a field that only shows what is in force: nothing was chosen, and nothing is written
             return
+        row.say("")
         try:
             self.store.change(**fields)
         except ConfigError as error:
             row.say(str(error))
-        else:
-            row.say("")
 
     def choice(self, title: str, name: str, entries: list[tuple[str, object]], hint: str = "") -> Row:
         """A row with one of several values, each with what it is called."""

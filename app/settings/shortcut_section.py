@@ -31,7 +31,7 @@ class KeyField(QKeySequenceEdit):
         plain = event.modifiers() == Qt.KeyboardModifier.NoModifier
         if plain and event.key() == Qt.Key.Key_Escape:
             self.setKeySequence(self._shown)
-            self.nextInFocusChain().setFocus()
+            self.focusNextChild()
         elif plain and event.key() in (Qt.Key.Key_Backspace, Qt.Key.Key_Delete):
             self.clear()
             self.editingFinished.emit()
