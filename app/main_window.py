@@ -169,6 +169,13 @@ class MainWindow(ScopeWindow):
         self.action(tr("Record, or end the recording"), "F9", self.recording.toggle, name="record.toggle")
         self.commands.changed.connect(self._show_keys)
         self._show_keys()
+        self.preferences.changed.connect(self._take_preferences)
+        self._take_preferences()
+
+    def _take_preferences(self) -> None:
+        """What the chat does as the user has set it."""
+        enter_sends = self.preferences.values.enter_sends
+        self.chat.composer.enter_sends = self.chat.transcript.memory.enter_sends = enter_sends
 
     def _show_keys(self) -> None:
         """Keys that stand in the words of widgets which know nothing of commands."""

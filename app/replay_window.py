@@ -19,9 +19,9 @@ from app.docks import ArrangementName
 from app.scope.panel import RunHistory, ScopeSource
 from app.scope_window import ScopeWindow
 from app.settings.preferences import PreferenceStore, default_preferences_path
-from app.start import delete_in_order, make_application, signals_close
+from app.start import delete_in_order, languages, make_application, signals_close
 from app.theme import PADDING, SPACING, Theme
-from app.translation import tr
+from app.translation import tr, use_language
 from app.widgets import label, paint_surface
 from app.words import count, seconds_label
 from engine.events import Keyframe, StepRecord
@@ -243,6 +243,7 @@ def show_replay(path: Path, *, step: int | None, screenshot: Path | None, stays:
     user closes it, else it is gone when all is done. Returns what went wrong; empty: nothing."""
     application = make_application()
     preferences = PreferenceStore(default_preferences_path())
+    use_language(*languages(preferences))
     window = ReplayWindow(path, Theme(application), preferences=preferences)
     fault = ""
 

@@ -78,10 +78,14 @@ class ScopeWindow(QMainWindow):
         preferences: PreferenceStore | None = None,
         parent: QWidget | None = None,
     ) -> None:
-        """settings: geometry and layout, None: not kept. preferences: None: those that ship, changes not kept."""
+        """settings: geometry and layout, None: not kept. preferences: None: those that ship with the theme as it is,
+        changes not kept."""
         super().__init__(parent)
         self.theme = theme
-        self.preferences = preferences or PreferenceStore(parent=self)
+        if preferences is None:
+            preferences = PreferenceStore(parent=self)
+            preferences.change(theme=theme.scheme, font_px=theme.font_px)
+        self.preferences = preferences
         self.commands = Commands(self.preferences, self)
         theme.follow(self.preferences)
         self.source = source

@@ -292,7 +292,9 @@ class BlockMapPanel(ScopePanel):
     def _view_button(self, place: int, name: str, tip: str) -> QToolButton:
         choice = QToolButton()
         choice.setText(name)
-        choice.setFixedHeight(SWITCH_HEIGHT)
+        fit = lambda: choice.setFixedHeight(self.theme.pixels(SWITCH_HEIGHT))  # noqa: E731
+        self.theme.changed.connect(fit)
+        fit()
         choice.setCheckable(True)
         choice.setToolTip(tip)
         choice.setAccessibleName(f"{name}: {tip}")

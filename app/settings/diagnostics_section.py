@@ -55,6 +55,7 @@ class BundleDialog(QDialog):
         self.list = QListWidget()
         self.list.setAccessibleName(tr("Files of the bundle"))
         self.list.setWordWrap(True)
+        self.list.setStyleSheet("QListWidget::item { padding: 5px 6px; border-radius: 6px; }")
         for part in parts:
             item = QListWidgetItem(f"{part.name}  ·  {bytes_label(part.size)}\n{part.about}")
             item.setToolTip(part.about)

@@ -180,6 +180,8 @@ def test_enter_sends_or_does_not(rig: Rig, page: QWidget) -> None:
     box.setCurrentIndex(1)
     box.activated.emit(1)
     assert rig.window.preferences.values.enter_sends is False
+    assert not rig.window.chat.composer.enter_sends
+    assert not rig.window.chat.transcript.memory.enter_sends
 
 
 def test_reset_all_can_be_undone(rig: Rig, page: QWidget) -> None:
