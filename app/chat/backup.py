@@ -50,7 +50,7 @@ def restore(store: ChatStore, path: Path) -> BackupSummary:
             with contextlib.closing(files.connect(path, read_only=True)) as source:
                 source.backup(target)
             _prepare(target)
-            target.execute("DELETE FROM conversations WHERE deleted IS NOT NULL")
+            target.execute("DELETE FROM conversations WHERE " + schema.IS_DELETED)
             query = "SELECT count(*), (SELECT count(*) FROM messages) FROM conversations"
             conversations, messages = target.execute(query).fetchone()
         kept = files.free_name(store.path, "before-restore")
@@ -115,5 +115,5 @@ def _check_backup(store: ChatStore, path: Path) -> None:
 def _said(what: str, path: Path) -> Iterator[None]:
     try:
         yield
-    except (sqlite3.Error, OSError) as error:
+    except (*files.SQLITE_ERRORS, OSError) as error:
         raise StoreError(f"{what}: {files.reason(error, path)}.") from None

@@ -13,6 +13,9 @@ from __future__ import annotations
 import enum
 import uuid
 from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
 
 from app.chat.tree import MessageTree
 from engine.config import DEFAULT_CHAT_MAX_TOKENS
@@ -20,6 +23,13 @@ from engine.messages import ChatMessage
 from engine.request import SamplingParams
 
 TITLE_CHARACTERS = 48
+NAME_CHARACTERS = 500
+LARGEST_NUMBER = 2**53
+"""Of any count or order that is kept: what a file says beyond it is damage."""
+LATEST = 32_503_680_000.0
+"""The year 3000, in seconds since 1970."""
+ScrollOffset = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+"""As many pixels as Qt can count."""
 DEFAULT_CHAT_PARAMS = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=DEFAULT_CHAT_MAX_TOKENS)
 """What a new conversation samples with."""
 
@@ -158,7 +168,7 @@ class ScrollPlace:
     """Where the transcript stands: a message, and how far its top is above the viewport's, in pixels."""
 
     message_id: str
-    offset: int
+    offset: ScrollOffset
 
 
 @dataclass(slots=True)
@@ -270,13 +280,19 @@ class Deleted:
 
 
 def sound(text: str) -> str:
-    """``text`` without halves of characters, which a clipboard may hold and no file and no engine takes."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    """``text`` without halves of characters, which a clipboard may hold and no file and no engine takes, and without
+    NUL, at which searching would end."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\0", "\ufffd")
 
 
 def as_written(text: str) -> str:
     """A message as it is kept: without the empty lines around it."""
     return sound(text).rstrip().lstrip("\r\n")
+
+
+def shortened(name: str) -> str:
+    """The name of a chat or a folder as it is kept: one line, not longer than any list could show."""
+    return " ".join(name[: 4 * NAME_CHARACTERS].split())[:NAME_CHARACTERS]
 
 
 def title_of(text: str) -> str:

@@ -190,7 +190,7 @@ class Conversations:
         if found is None:
             return None
         _, answer = found
-        answer.text += output.text
+        answer.text += output.text.replace("\0", "\ufffd")
         timings = answer.timings
         timings.count(len(output.token_ids), output.time)
         if output.finish_reason is not None:

@@ -7,13 +7,17 @@ they were written and each with the id of its ``parent``. What is exported and i
 
 from __future__ import annotations
 
+import codecs
 import uuid
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
+from typing import Annotated
 
 import msgspec
 
 from app.chat.conversation import (
+    LARGEST_NUMBER,
+    LATEST,
     AnswerTimings,
     ContextPolicy,
     Conversation,
@@ -21,6 +25,8 @@ from app.chat.conversation import (
     MessageStatus,
     Role,
     ScrollPlace,
+    shortened,
+    sound,
 )
 from app.chat.mending import mended_tree
 from app.chat.store import ChatStore
@@ -35,42 +41,48 @@ class ExchangeError(ValueError):
     """A file that cannot be imported; the message is a sentence for the user."""
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_NUMBER)]
+_Order = Annotated[int, msgspec.Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
+_Time = Annotated[float, msgspec.Meta(ge=-LATEST, le=LATEST)]
+_Id = Annotated[str, msgspec.Meta(min_length=1)]
+
+
 class _Timings(msgspec.Struct):
     ttft: float | None
-    tokens: int
+    tokens: _Count
     tokens_per_second: float | None
-    prompt_tokens: int
-    cached_tokens: int
-    preemptions: int
+    prompt_tokens: _Count
+    cached_tokens: _Count
+    preemptions: _Count
 
 
 class _Message(msgspec.Struct):
-    id: str
+    id: _Id
     parent: str | None
-    number: int
+    number: _Order
     role: Role
     text: str
     status: MessageStatus
-    created: float
+    created: _Time
     error: str = ""
     finish_reason: str = ""
     timings: _Timings | None = None
     params: SamplingParams | None = None
-    dropped: int = 0
+    dropped: _Count = 0
     model: str = ""
     damage: str = ""
     """Why it could not be read when it was exported."""
 
 
 class _Conversation(msgspec.Struct):
-    id: str
+    id: _Id
     title: str
-    created: float
-    updated: float
+    created: _Time
+    updated: _Time
     system_prompt: str
     params: SamplingParams
     messages: list[_Message]
-    priority: int = 0
+    priority: _Order = 0
     pinned: bool = False
     folder: str = ""
     draft: str = ""
@@ -126,11 +138,12 @@ def export_markdown(conversation: Conversation) -> str:
 
 def import_json(data: bytes) -> list[Conversation]:
     """The conversations of an exported file. Raises :class:`ExchangeError`, and nothing is imported then."""
+    data = data.removeprefix(codecs.BOM_UTF8)
     try:
         head = msgspec.json.decode(data, type=_Head)
     except msgspec.ValidationError:
         raise ExchangeError(tr("This file holds no chats that Batchscope exported.")) from None
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ExchangeError(tr("This file is no JSON, or is cut short ({reason}).", reason=error)) from None
     if head.format != FORMAT:
         raise ExchangeError(tr("This file holds no chats that Batchscope exported."))
@@ -145,7 +158,7 @@ def import_json(data: bytes) -> list[Conversation]:
         )
     try:
         file = msgspec.json.decode(data, type=_File)
-    except ValueError as error:  # RequestError of bad sampling values, too
+    except (ValueError, RecursionError) as error:  # RequestError of bad sampling values, too
         raise ExchangeError(tr("This file is damaged: {reason}. Nothing was imported.", reason=error)) from None
     return [_inward(each) for each in file.conversations]
 
@@ -227,17 +240,21 @@ def _inward(conversation: _Conversation) -> Conversation:
     ids = {message.id for message in conversation.messages}
     if len(ids) < len(conversation.messages):
         raise ExchangeError(tr("This file is damaged: two messages have the same id. Nothing was imported."))
+    try:  # whole numbers of any size are JSON, but none that an engine could be told
+        msgspec.msgpack.encode([conversation.params, [each.params for each in conversation.messages]])
+    except (OverflowError, ValueError) as error:
+        raise ExchangeError(tr("This file is damaged: {reason}. Nothing was imported.", reason=error)) from None
     return Conversation(
         id=conversation.id,
-        title=conversation.title,
+        title=shortened(sound(conversation.title)),
         created=conversation.created,
         updated=conversation.updated,
-        system_prompt=conversation.system_prompt,
+        system_prompt=sound(conversation.system_prompt),
         params=conversation.params,
         priority=conversation.priority,
         pinned=conversation.pinned,
-        folder=conversation.folder,
-        draft=conversation.draft,
+        folder=shortened(sound(conversation.folder)),
+        draft=sound(conversation.draft),
         scroll=conversation.scroll,
         policy=conversation.policy,
         tree=mended_tree([_message_inward(each) for each in conversation.messages], conversation.choices),
@@ -256,7 +273,7 @@ def _message_inward(message: _Message) -> Message:
         timings = AnswerTimings(**msgspec.structs.asdict(message.timings))
     return Message(
         role=message.role,
-        text=message.text,
+        text=sound(message.text),
         status=status,
         id=message.id,
         parent=message.parent,

@@ -15,7 +15,7 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from app.translation import tr
@@ -24,6 +24,8 @@ BUSY_SECONDS = 0.2
 """How long a save waits for another program's lock: the window stands still meanwhile."""
 RESTORING, WIPING = ".restoring", ".wiping"
 _BLOCK_BYTES = 1 << 20
+SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""What reading a damaged file raises: SQLite's words and names of columns quote it, and need not be text then."""
 
 
 def beside(path: Path, suffix: str) -> Path:
@@ -63,13 +65,23 @@ def version_of(path: Path) -> int | None:
         return 0
     try:
         with contextlib.closing(connect(path, read_only=True)) as connection:
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            return version
+            return connection.execute("PRAGMA user_version").fetchone()[0]
     except sqlite3.DatabaseError as error:
-        if error.sqlite_errorname in ("SQLITE_NOTADB", "SQLITE_CORRUPT"):
+        if is_damage(error):
             return None
         raise
+
+
+def reads(path: Path, check: Callable[[sqlite3.Connection], bool]) -> bool:
+    """What ``check`` says of the file."""
+    with contextlib.closing(connect(path, read_only=True)) as connection:
+        return check(connection)
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether it is the file's content that is at fault."""
+    name = getattr(error, "sqlite_errorname", "") or ""
+    return isinstance(error, UnicodeDecodeError) or name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
 
 
 def free_name(path: Path, what: str) -> Path:
@@ -79,6 +91,13 @@ def free_name(path: Path, what: str) -> Path:
     while free.exists():
         free, number = beside(path, f"{stem}-{number}"), number + 1
     return free
+
+
+def fold_in(path: Path) -> None:
+    """Moves what is in the log of changes into the file itself, even where its tables make no sense."""
+    with contextlib.closing(sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def set_aside(path: Path) -> Path:
@@ -164,7 +183,7 @@ def reason(error: Exception, path: Path) -> str:
     refused = isinstance(error, PermissionError)
     if refused or name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
         return tr("{path} cannot be written (check its permissions)", path=path)
-    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+    if is_damage(error):
         return tr("part of {path} is damaged; what can be read is shown, the file is kept", path=path)
     return f"{path}: {error}"
 

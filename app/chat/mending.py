@@ -62,9 +62,11 @@ class _Mending:
         self._placed[message.id] = message
 
     def _lost(self, message_id: str, role: Role, parent: Message | None) -> Message:
-        found = self._placed.get(message_id)
-        if found is not None:
-            return found
+        above = None if parent is None else parent.id
+        while (found := self._known.get(message_id) or self._placed.get(message_id)) is not None:
+            if found.role is role and found.parent == above and found.id in self._placed:
+                return found
+            message_id = LOST + message_id  # a message has this id, which is no placeholder's or not of this place
         reason = (
             tr("the question of this answer is missing from the file")
             if role is Role.USER

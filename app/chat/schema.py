@@ -6,18 +6,26 @@ Texts are read as bytes and decoded one by one, so that bytes that are no UTF-8 
 
 from __future__ import annotations
 
+import contextlib
+import math
 import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from app.chat import files
 from app.chat.conversation import (
+    LARGEST_NUMBER,
+    LATEST,
     AnswerTimings,
     ContextPolicy,
     Conversation,
     Message,
     MessageStatus,
     Role,
+    ScrollOffset,
     ScrollPlace,
 )
 from app.chat.mending import LOST
@@ -93,6 +101,49 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
 )
 SCHEMA_VERSION = len(MIGRATIONS)
+EARLIEST_DELETED = 1e9
+IS_DELETED = f"(typeof(deleted) = 'real' AND deleted BETWEEN {EARLIEST_DELETED} AND {LATEST})"
+"""Of a conversation: whatever else damage has put there must not have it removed."""
+
+
+def tables_of(connection: sqlite3.Connection, names: Iterable[str] | None = None) -> dict[str, list[tuple]]:
+    """The columns of each table, in order: number, name, type, whether it must be there, default, place in the key."""
+    if names is None:
+        names = _names(connection, "SELECT name FROM sqlite_master WHERE type = 'table'")
+    return {name: [tuple(row) for row in connection.execute(f"PRAGMA table_info({name})")] for name in names}
+
+
+def reference(version: int) -> sqlite3.Connection:
+    """An empty file of this version, in memory."""
+    connection = files.connect(Path(":memory:"))
+    bring_forward(connection, version)
+    return connection
+
+
+def is_sound(connection: sqlite3.Connection) -> bool:
+    """Whether tables and indices are those of the file's version; says nothing about what is in them."""
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if not 0 <= version <= SCHEMA_VERSION:
+            return False
+        with contextlib.closing(reference(version)) as expected:
+            wanted = tables_of(expected)
+            indices = _names(expected, "SELECT name FROM sqlite_master WHERE type = 'index'")
+            known = {name: _index(expected, name) for name in indices}
+        if version == 0:
+            return not _names(connection, "SELECT name FROM sqlite_master WHERE name = 'messages'")
+        found = {name: _index(connection, name) for name in indices}
+        return tables_of(connection, wanted) == wanted and found == known
+    except files.SQLITE_ERRORS:
+        return False
+
+
+def _index(connection: sqlite3.Connection, name: str) -> list[tuple]:
+    return [tuple(row) for row in connection.execute(f"PRAGMA index_info({name})")]
+
+
+def _names(connection: sqlite3.Connection, query: str) -> list[str]:
+    return [loose_text(row[0]) for row in connection.execute(query)]
 
 
 def bring_forward(connection: sqlite3.Connection, target: int = SCHEMA_VERSION) -> None:
@@ -201,16 +252,16 @@ def read_conversation(row: sqlite3.Row) -> Conversation:
         policy = ContextPolicy(_text(row, "policy"))
     except ValueError as error:
         raise DamagedRow(f"policy: {error}") from None
-    place = None if row["scroll"] is None else _decode(row, "scroll", tuple[str, int])
+    place = None if row["scroll"] is None else _decode(row, "scroll", tuple[str, ScrollOffset])
     return Conversation(
         id=_text(row, "id"),
         title=_text(row, "title"),
-        created=_number(row, "created"),
-        updated=_number(row, "updated"),
+        created=_time(row, "created"),
+        updated=_time(row, "updated"),
         system_prompt=_text(row, "system_prompt"),
         params=_decode(row, "params", SamplingParams),
-        priority=int(_number(row, "priority")),
-        pinned=bool(_number(row, "pinned")),
+        priority=_integer(row, "priority"),
+        pinned=bool(_integer(row, "pinned")),
         folder=_text(row, "folder"),
         draft=_text(row, "draft"),
         scroll=None if place is None else ScrollPlace(*place),
@@ -223,12 +274,12 @@ def read_conversation(row: sqlite3.Row) -> Conversation:
 def read_message(row: sqlite3.Row) -> Message:
     """The message of a row. Raises :class:`DamagedRow`."""
     timings = AnswerTimings(
-        tokens=int(_number(row, "tokens")),
+        tokens=_integer(row, "tokens"),
         ttft=None if row["ttft"] is None else _number(row, "ttft"),
         tokens_per_second=None if row["tokens_per_second"] is None else _number(row, "tokens_per_second"),
-        prompt_tokens=int(_number(row, "prompt_tokens")),
-        cached_tokens=int(_number(row, "cached_tokens")),
-        preemptions=int(_number(row, "preemptions")),
+        prompt_tokens=_integer(row, "prompt_tokens"),
+        cached_tokens=_integer(row, "cached_tokens"),
+        preemptions=_integer(row, "preemptions"),
     )
     try:
         role, status = Role(_text(row, "role")), MessageStatus(_text(row, "status"))
@@ -240,13 +291,13 @@ def read_message(row: sqlite3.Row) -> Message:
         status=status,
         id=_text(row, "id"),
         parent=None if row["parent"] is None else _text(row, "parent"),
-        number=int(_number(row, "number")),
-        created=_number(row, "created"),
+        number=_integer(row, "number"),
+        created=_time(row, "created"),
         error=_text(row, "error"),
         finish_reason=_text(row, "finish_reason"),
         timings=timings,
         params=None if row["params"] is None else _decode(row, "params", SamplingParams),
-        dropped=int(_number(row, "dropped")),
+        dropped=_integer(row, "dropped"),
         model=_text(row, "model"),
     )
 
@@ -282,7 +333,7 @@ def _damaged_message(row: sqlite3.Row, reason: str) -> tuple[Message, bool]:
         role,
         id=loose_text(row["id"]),
         parent=None if row["parent"] is None else loose_text(row["parent"]),
-        number=row["number"] if isinstance(row["number"], int) else -1,
+        number=row["number"] if isinstance(row["number"], int) and abs(row["number"]) <= LARGEST_NUMBER else -1,
         damage=reason,
     )
     return message, known
@@ -291,7 +342,9 @@ def _damaged_message(row: sqlite3.Row, reason: str) -> tuple[Message, bool]:
 def damaged_conversation(row: sqlite3.Row, reason: str) -> Conversation:
     """What can be made out of a row that :func:`read_conversation` refuses."""
     title = loose_text(row["title"]).strip() or tr("Damaged chat")
-    updated = row["updated"] if isinstance(row["updated"], int | float) else 0.0
+    updated = 0.0
+    with contextlib.suppress(DamagedRow):
+        updated = _time(row, "updated")
     return Conversation(
         id=loose_text(row["id"]), title=title, created=updated, updated=updated, tree=None, damage=reason
     )
@@ -316,9 +369,23 @@ def _text(row: sqlite3.Row, column: str) -> str:
 
 def _number(row: sqlite3.Row, column: str) -> float:
     value = row[column]
-    if not isinstance(value, int | float):
+    if not isinstance(value, int | float) or not math.isfinite(value):
         shown = repr(loose_text(value)[:40])
         raise DamagedRow(tr("{column} is {value}, which is no number", column=column, value=shown))
+    return value
+
+
+def _integer(row: sqlite3.Row, column: str) -> int:
+    value = _number(row, column)
+    if abs(value) > LARGEST_NUMBER:
+        raise DamagedRow(tr("{column} is {value}, which is too large", column=column, value=value))
+    return int(value)
+
+
+def _time(row: sqlite3.Row, column: str) -> float:
+    value = _number(row, column)
+    if not abs(value) <= LATEST:
+        raise DamagedRow(tr("{column} is {value}, which is no time", column=column, value=value))
     return value
 
 

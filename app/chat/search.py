@@ -8,12 +8,14 @@ made of the messages and kept up to date by triggers, and it is whole exactly as
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from app.chat import files, schema
 from app.chat.conversation import Conversation
 
 if TYPE_CHECKING:
@@ -31,14 +33,15 @@ _OLD_CLOSED, _NEW_CLOSED = _CLOSED.format(row="old"), _CLOSED.format(row="new")
 _CHANGED = f"(old.text IS NOT new.text OR ({_OLD_CLOSED}) <> ({_NEW_CLOSED}))"
 _ADD = "INSERT INTO message_trigrams (rowid, text) VALUES (new.rowid, new.text);"
 _TAKE_OUT = "INSERT INTO message_trigrams (message_trigrams, rowid, text) VALUES ('delete', old.rowid, old.text);"
-_TRIGGERS = {
-    "trigrams_of_new": f"AFTER INSERT ON messages WHEN {_NEW_CLOSED} BEGIN {_ADD} END",
-    "trigrams_of_gone": f"AFTER DELETE ON messages WHEN {_OLD_CLOSED} BEGIN {_TAKE_OUT} END",
-    "trigrams_before_change": f"BEFORE UPDATE OF text, status ON messages WHEN {_OLD_CLOSED} AND {_CHANGED} "
-    f"BEGIN {_TAKE_OUT} END",
-    "trigrams_after_change": f"AFTER UPDATE OF text, status ON messages WHEN {_NEW_CLOSED} AND {_CHANGED} "
-    f"BEGIN {_ADD} END",
-}
+_TABLE = "CREATE VIRTUAL TABLE message_trigrams USING fts5(text, content='', tokenize='trigram', detail='none')"
+_TRIGGERS = (
+    f"CREATE TRIGGER trigrams_of_new AFTER INSERT ON messages WHEN {_NEW_CLOSED} BEGIN {_ADD} END",
+    f"CREATE TRIGGER trigrams_of_gone AFTER DELETE ON messages WHEN {_OLD_CLOSED} BEGIN {_TAKE_OUT} END",
+    "CREATE TRIGGER trigrams_before_change BEFORE UPDATE OF text, status ON messages "
+    f"WHEN {_OLD_CLOSED} AND {_CHANGED} BEGIN {_TAKE_OUT} END",
+    "CREATE TRIGGER trigrams_after_change AFTER UPDATE OF text, status ON messages "
+    f"WHEN {_NEW_CLOSED} AND {_CHANGED} BEGIN {_ADD} END",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,31 +105,28 @@ def snippet_of(text: str, needle: str) -> str:
 def prepare_index(connection: sqlite3.Connection) -> None:
     """Builds the index where there is none. Without FTS5, or where that fails, searching reads every text."""
     try:
-        have = connection.execute("SELECT count(*) FROM sqlite_master WHERE type = 'trigger'").fetchone()[0]
-        if have == len(_TRIGGERS):
+        if _is_indexed(connection):
             connection.execute("SELECT rowid FROM message_trigrams WHERE message_trigrams MATCH '\"abc\"'").fetchone()
             return
         connection.execute("BEGIN IMMEDIATE")
+        _drop_triggers(connection)
         connection.execute("DROP TABLE IF EXISTS message_trigrams")
-        connection.execute(
-            "CREATE VIRTUAL TABLE message_trigrams USING fts5(text, content='', tokenize='trigram', detail='none')"
-        )
+        connection.execute(_TABLE)
         _fill(connection)
-        for name, what in _TRIGGERS.items():
-            connection.execute(f"CREATE TRIGGER {name} {what}")
+        for statement in _TRIGGERS:
+            connection.execute(statement)
         connection.execute("COMMIT")
-    except sqlite3.Error:
-        with contextlib.suppress(sqlite3.Error):
+    except files.SQLITE_ERRORS:
+        with contextlib.suppress(*files.SQLITE_ERRORS):
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            for name in _TRIGGERS:  # nothing but the messages themselves is written from here on
-                connection.execute(f"DROP TRIGGER IF EXISTS {name}")
+            _drop_triggers(connection)  # nothing but the messages is written from here on
 
 
 def forget_deleted(connection: sqlite3.Connection) -> None:
     """Takes the trigrams of deleted texts, which are only marked so, out of the file; of a large index at another time:
     it is written anew for this."""
-    with contextlib.suppress(sqlite3.Error):
+    with contextlib.suppress(*files.SQLITE_ERRORS):
         if connection.execute("SELECT count(*) FROM message_trigrams_data").fetchone()[0] < _QUICK_BLOCKS:
             connection.execute("INSERT INTO message_trigrams (message_trigrams) VALUES ('optimize')")
 
@@ -167,8 +167,27 @@ def _hits(connection: sqlite3.Connection, condition: str, values: list[str]) -> 
 
 
 def _is_indexed(connection: sqlite3.Connection) -> bool:
-    query = "SELECT count(*) FROM sqlite_master WHERE type = 'trigger'"
-    return connection.execute(query).fetchone()[0] == len(_TRIGGERS)
+    return _parts(connection) == _whole_index()
+
+
+@functools.cache
+def _whole_index() -> dict[str, str]:
+    with contextlib.closing(schema.reference(schema.SCHEMA_VERSION)) as reference:
+        for statement in (_TABLE, *_TRIGGERS):
+            reference.execute(statement)
+        return _parts(reference)
+
+
+def _parts(connection: sqlite3.Connection) -> dict[str, str]:
+    """The triggers and tables of the index that there are, by name, in SQL."""
+    rows = connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger' OR name LIKE '%trigrams%'")
+    return {_text(row[0]): _text(row[1]) for row in rows}
+
+
+def _drop_triggers(connection: sqlite3.Connection) -> None:
+    for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'").fetchall():
+        name = _text(row[0]).replace('"', '""')
+        connection.execute(f'DROP TRIGGER "{name}"')
 
 
 def _text(value: object) -> str:

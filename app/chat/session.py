@@ -26,6 +26,7 @@ from app.chat.conversation import (
     Role,
     ScrollPlace,
     as_written,
+    shortened,
     sound,
 )
 from app.chat.conversations import Conversations
@@ -151,7 +152,7 @@ class ChatSession(QObject):
             conversation.tree, conversation.damage = Conversation().tree, str(error)
 
     def rename(self, conversation: Conversation, title: str) -> None:
-        title = " ".join(sound(title).split())
+        title = shortened(sound(title))
         if title and title != conversation.title and not conversation.damage:
             conversation.title = title
             self._relisted(conversation)
@@ -163,14 +164,14 @@ class ChatSession(QObject):
 
     def set_folder(self, conversation: Conversation, folder: str) -> None:
         """Puts it into the folder of that name; empty: into none."""
-        folder = " ".join(sound(folder).split())
+        folder = shortened(sound(folder))
         if folder != conversation.folder:
             conversation.folder = folder
             self._relisted(conversation)
 
     def rename_folder(self, old: str, new: str) -> None:
         """Another name for a folder; that of another folder joins the two, an empty one dissolves it."""
-        new = " ".join(sound(new).split())
+        new = shortened(sound(new))
         moved = [each for each in self.conversations if old and each.folder == old != new]
         for conversation in moved:
             conversation.folder = new

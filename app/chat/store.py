@@ -24,7 +24,6 @@ from app.chat.mending import mended_tree
 from app.chat.preset import Preset, PresetKind
 from app.translation import mark, ntr, tr
 
-_MAX_ROWS_ONE_BY_ONE = 100_000
 _T = TypeVar("_T")
 
 
@@ -71,7 +70,7 @@ class ChatStore:
             if lock is None:
                 return cls._in_memory(path, tr(_SECOND_WINDOW))
             return cls._open_file(path, lock)
-        except (sqlite3.Error, OSError, StoreError) as error:
+        except (*files.SQLITE_ERRORS, OSError, StoreError) as error:
             if lock is not None:
                 lock.close()
             why = str(error) if isinstance(error, StoreError) else _cannot_save(error, path)
@@ -86,17 +85,21 @@ class ChatStore:
             left.unlink()
         version = files.version_of(path)
         if version is None:
-            aside = files.set_aside(path)
-            notice = tr(
-                "The chat file could not be read at all. It is kept as {aside}; a new one was begun.", aside=aside
-            )
+            notice = _begun_anew(files.set_aside(path))
         elif version > schema.SCHEMA_VERSION:
             raise StoreError(newer_sentence(path, version))
+        elif version != 0 and not files.reads(path, schema.is_sound):
+            try:
+                notice = _salvaged(path)
+            except files.SQLITE_ERRORS as error:
+                if not files.is_damage(error):
+                    raise
+                notice = _begun_anew(files.set_aside(path))
         store = cls(files.connect(path), path, notice, lock)
         try:
             store._prepare()
-        except sqlite3.DatabaseError as error:
-            if not _is_damage(error):
+        except files.SQLITE_ERRORS as error:
+            if not files.is_damage(error):
                 raise
             store._salvage()
         return store
@@ -104,17 +107,20 @@ class ChatStore:
     @classmethod
     def _in_memory(cls, path: Path, notice: str) -> ChatStore:
         """With what can be read of the file."""
-        connection = files.connect(Path(":memory:"))
+        store = cls(files.connect(Path(":memory:")), path, notice, None)
         try:
             version = files.version_of(path)
             if version and version <= schema.SCHEMA_VERSION:
-                with contextlib.closing(files.connect(path, read_only=True)) as source:
-                    source.backup(connection)
-        except (sqlite3.Error, OSError) as error:
-            connection = files.connect(Path(":memory:"))
-            notice = f"{notice} {_cannot_read(error, path)}"
-        store = cls(connection, path, notice, None)
-        store._prepare()
+                if files.reads(path, schema.is_sound):
+                    with contextlib.closing(files.connect(path, read_only=True)) as source:
+                        source.backup(store._connection)
+                else:
+                    salvage.copy_readable(path, store._connection)
+            store._prepare()
+        except (*files.SQLITE_ERRORS, OSError) as error:
+            store._connection.close()
+            store = cls(files.connect(Path(":memory:")), path, f"{notice} {_cannot_read(error, path)}", None)
+            store._prepare()
         return store
 
     def _prepare(self) -> None:
@@ -124,12 +130,17 @@ class ChatStore:
         open_now = (MessageStatus.STREAMING.value, MessageStatus.QUEUED.value)
         sentence = tr("The program ended before this answer was complete.")
         mark_open = "UPDATE messages SET status = ?, error = ? WHERE status IN (?, ?)"
-        for statement, values in ((_PURGE, ()), (mark_open, (MessageStatus.INCOMPLETE.value, sentence, *open_now))):
+        execute = self._connection.execute
+        for action in (
+            lambda: execute(_PURGE),
+            lambda: execute(mark_open, (MessageStatus.INCOMPLETE.value, sentence, *open_now)),
+            lambda: salvage.recover_conversations(self._connection),
+        ):
             with contextlib.suppress(StoreError), self._transaction():  # the first save meets and says the same
-                self._connection.execute(statement, values)
+                action()
 
     def close(self) -> None:
-        with contextlib.suppress(sqlite3.Error):
+        with contextlib.suppress(*files.SQLITE_ERRORS):
             if self.is_kept:
                 if self._connection.execute(_PURGE).rowcount or self._has_purged:
                     search.forget_deleted(self._connection)
@@ -154,24 +165,19 @@ class ChatStore:
 
     def _salvage(self) -> None:
         """Goes on with what can be read of a file with damaged pages; the file itself is kept."""
-        fresh = files.beside(self.path, files.RESTORING)
-        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        lost = salvage.copy_readable(self.path, fresh)
-        aside = files.free_name(self.path, "damaged")
-        self.replace_file(fresh, aside)
-        self.notice = ntr(
-            "Part of the chat file was damaged: {count:,} row is lost, the rest is here. It is kept as {aside}.",
-            "Part of the chat file was damaged: {count:,} rows are lost, the rest is here. It is kept as {aside}.",
-            lost,
-            aside=aside,
-        )
+        self._connection.close()
+        try:
+            self.notice = _salvaged(self.path)
+        finally:
+            self._connection = files.connect(self.path)
+            self._prepare()
 
     # Reading ---------------------------------------------------------------------------------------------------------
 
     def conversations(self) -> list[Conversation]:
         """All of them, the last used first, messages still on disk. A damaged row is in the list, with its
         ``damage``."""
-        rows, lost = self._rows("conversations", "SELECT rowid, * FROM conversations WHERE deleted IS NULL")
+        rows, lost = self._rows("conversations", f"NOT ({schema.IS_DELETED})")
         found = []
         for row in rows:
             try:
@@ -189,8 +195,12 @@ class ChatStore:
         """Reads the messages of a conversation that are still on disk."""
         if conversation.tree is not None:
             return
-        rows, lost = self._rows("messages", "SELECT rowid, * FROM messages WHERE conversation_id = ?", conversation.id)
-        conversation.tree = mended_tree(schema.read_messages(rows), conversation.choices)
+        rows, lost = self._rows("messages", "conversation_id = ?", conversation.id)
+        tree = mended_tree(schema.read_messages(rows), conversation.choices)
+        if not lost and (not rows or len(tree) > len(rows)):  # the index may have lost what the table still has
+            rows, lost = self._rows("messages", "+conversation_id = ?", conversation.id)
+            tree = mended_tree(schema.read_messages(rows), conversation.choices)
+        conversation.tree = tree
         conversation.choices = {}
         if lost:
             conversation.damage = conversation.damage or ntr(
@@ -206,14 +216,10 @@ class ChatStore:
 
     def holds(self, conversation_id: str) -> bool:
         """Whether there is a conversation of that id in the file, a deleted one included."""
-        with self._said():
-            query = "SELECT EXISTS (SELECT 1 FROM conversations WHERE id = ?)"
-            return bool(self._connection.execute(query, (conversation_id,)).fetchone()[0])
+        return self._exists("conversations", conversation_id)
 
     def has_message(self, message_id: str) -> bool:
-        with self._said():
-            query = "SELECT EXISTS (SELECT 1 FROM messages WHERE id = ?)"
-            return bool(self._connection.execute(query, (message_id,)).fetchone()[0])
+        return self._exists("messages", message_id)
 
     def presets(self, kind: PresetKind) -> list[Preset]:
         """The user's own, by name; what cannot be read is left out."""
@@ -254,12 +260,12 @@ class ChatStore:
 
     def set_deleted(self, conversation_id: str, deleted: bool) -> None:
         """Takes a conversation out of the list, or back in. It leaves the file when :meth:`purge` is called."""
-        value = time.time() if deleted else None
+        value = max(time.time(), schema.EARLIEST_DELETED) if deleted else None
         self._change("UPDATE conversations SET deleted = ? WHERE id = ?", value, conversation_id)
 
     def purge(self, conversation_id: str) -> None:
         """Removes a deleted conversation for good; its text is overwritten on disk."""
-        self._change("DELETE FROM conversations WHERE id = ? AND deleted IS NOT NULL", conversation_id)
+        self._change(f"DELETE FROM conversations WHERE id = ? AND {schema.IS_DELETED}", conversation_id)
         self._has_purged = True
 
     def save_preset(self, preset: Preset) -> None:
@@ -270,6 +276,10 @@ class ChatStore:
         self._change("DELETE FROM presets WHERE kind = ? AND name = ?", preset.kind, preset.name)
 
     # -----------------------------------------------------------------------------------------------------------------
+
+    def _exists(self, table: str, row_id: str) -> bool:
+        query = f"SELECT EXISTS (SELECT 1 FROM {table} WHERE id = ?)"
+        return bool(self._salvaging(lambda: self._connection.execute(query, (row_id,)).fetchone()[0]))
 
     def _change(self, statement: str, *values: object) -> None:
         self._write(lambda: self._connection.execute(statement, values))
@@ -293,7 +303,7 @@ class ChatStore:
                 raise
         try:
             self._salvage()
-        except (sqlite3.Error, OSError) as error:
+        except (*files.SQLITE_ERRORS, OSError) as error:
             raise StoreError(_cannot_save(error, self.path)) from None
         with self._said():
             return action()
@@ -302,8 +312,8 @@ class ChatStore:
     def _said(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
-            kind = _DamagedFile if _is_damage(error) else StoreError
+        except files.SQLITE_ERRORS as error:
+            kind = _DamagedFile if files.is_damage(error) else StoreError
             raise kind(_cannot_save(error, self.path)) from None
 
     @contextlib.contextmanager
@@ -314,30 +324,21 @@ class ChatStore:
                 yield
                 self._connection.execute("COMMIT")
             except BaseException:
-                with contextlib.suppress(sqlite3.Error):  # else no later save could begin
+                with contextlib.suppress(*files.SQLITE_ERRORS):  # else no later save could begin
                     if self._connection.in_transaction:
                         self._connection.execute("ROLLBACK")
                 raise
 
-    def _rows(self, table: str, query: str, *values: str) -> tuple[list[sqlite3.Row], int]:
-        """The rows of a query, and how many could not be read: a damaged page must not cost the rows on other pages."""
+    def _rows(self, table: str, condition: str, *values: str) -> tuple[list[sqlite3.Row], int]:
+        """The rows of a table, and how many could not be read: a damaged page must not cost the rows on other pages."""
+        query = f"SELECT rowid, * FROM {table} WHERE "
         try:
-            return self._connection.execute(query, values).fetchall(), 0
-        except sqlite3.DatabaseError:
+            return self._connection.execute(query + condition, values).fetchall(), 0
+        except files.SQLITE_ERRORS:
             pass
-        rows, lost = [], 0
-        single = f"{query} AND {table}.rowid = ?"
-        for rowid in range(1, self._last_rowid(table) + 1):
-            try:
-                rows.extend(self._connection.execute(single, (*values, rowid)).fetchall())
-            except sqlite3.DatabaseError:
-                lost += 1
-        return rows, lost
-
-    def _last_rowid(self, table: str) -> int:
         with self._said():
-            last = self._connection.execute(f"SELECT max(rowid) FROM {table}").fetchone()[0]
-        return min(last or 0, _MAX_ROWS_ONE_BY_ONE)
+            past_indices = condition.replace("conversation_id", "+conversation_id")
+            return salvage.rows_around_damage(self._connection, query + past_indices, table, *values)
 
 
 class _DamagedFile(StoreError):
@@ -348,7 +349,7 @@ _SECOND_WINDOW = mark(
     "Another Batchscope has the chats open. They can be read here as they were when this window opened; "
     "what you write in this window is not kept."
 )
-_PURGE = "DELETE FROM conversations WHERE deleted IS NOT NULL"
+_PURGE = f"DELETE FROM conversations WHERE {schema.IS_DELETED}"
 
 
 def newer_sentence(path: Path, version: int) -> str:
@@ -369,5 +370,23 @@ def _cannot_save(error: Exception, path: Path) -> str:
     return tr("Chats cannot be saved: {reason}.", reason=files.reason(error, path))
 
 
-def _is_damage(error: Exception) -> bool:
-    return (getattr(error, "sqlite_errorname", "") or "").startswith("SQLITE_CORRUPT")
+def _salvaged(path: Path) -> str:
+    """Puts what can be read of the file, which nobody has open, in its place, and says so."""
+    fresh, aside = files.beside(path, files.RESTORING), files.free_name(path, "damaged")
+    files.fold_in(path)
+    fresh.unlink(missing_ok=True)
+    with contextlib.closing(files.connect(fresh)) as target:
+        lost = salvage.copy_readable(path, target)
+        target.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    files.sync(fresh)
+    files.swap(path, fresh, aside)
+    return ntr(
+        "Part of the chat file was damaged: {count:,} row is lost, the rest is here. It is kept as {aside}.",
+        "Part of the chat file was damaged: {count:,} rows are lost, the rest is here. It is kept as {aside}.",
+        lost,
+        aside=aside,
+    )
+
+
+def _begun_anew(aside: Path) -> str:
+    return tr("The chat file could not be read at all. It is kept as {aside}; a new one was begun.", aside=aside)

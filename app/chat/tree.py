@@ -25,7 +25,7 @@ class MessageTree:
         self._messages: dict[str, Message] = {}
         self._children: dict[str | None, list[Message]] = {}
         self._path: list[Message] | None = None
-        self._choices: dict[str, str] = {}
+        self._choices: dict[str | None, str] = {}
         self.next_number = 0
         """Of the next message; never given twice while the tree is in memory, so that what was deleted can return."""
         for message in messages:
@@ -52,7 +52,7 @@ class MessageTree:
     @property
     def choices(self) -> dict[str, str]:
         """Where an older branch is shown than the youngest: message (empty: the beginning) → the next one."""
-        return dict(self._choices)
+        return {parent or "": child for parent, child in self._choices.items()}
 
     @property
     def path(self) -> list[Message]:
@@ -76,7 +76,7 @@ class MessageTree:
         children = self._children.get(message_id)
         if not children:
             return None
-        chosen = self._choices.get(message_id or "")
+        chosen = self._choices.get(message_id)
         return children[-1] if chosen is None else self._messages[chosen]
 
     def ancestors(self, message: Message) -> list[Message]:
@@ -108,8 +108,8 @@ class MessageTree:
         siblings = [each for each in self._children.pop(message.parent) if each is not message]
         if siblings:
             self._children[message.parent] = siblings
-        if self._choices.get(message.parent or "") == message.id:
-            del self._choices[message.parent or ""]
+        if self._choices.get(message.parent) == message.id:
+            del self._choices[message.parent]
         self._choices.pop(message.id, None)
         self._path = None
 
@@ -130,9 +130,9 @@ class MessageTree:
     def choose(self, message: Message) -> None:
         """Has this one shown of those that follow its parent, wherever the path leads above."""
         if self._children[message.parent][-1] is message:
-            self._choices.pop(message.parent or "", None)
+            self._choices.pop(message.parent, None)
         else:
-            self._choices[message.parent or ""] = message.id
+            self._choices[message.parent] = message.id
         self._path = None
 
 

@@ -385,3 +385,13 @@ def test_links_that_turn_in_a_circle_are_cut():
     first.parent = "b"
     _, path = mended([first, second])
     assert path == ["a", "b"]
+
+
+def test_an_empty_id_is_an_id_like_others():
+    """In a damaged file; it must not be taken for the beginning."""
+    first, other = Message(Role.USER, id="", number=0), Message(Role.USER, id="other", number=1)
+    answer = Message(Role.ASSISTANT, id="answer", parent="", number=2)
+    again = Message(Role.ASSISTANT, id="again", parent="", number=3)
+    tree = MessageTree([first, other, answer, again], {"": ""})
+    tree.choose(answer)
+    assert [each.id for each in tree.path] == ["", "answer"]

@@ -9,14 +9,24 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from app.chat.conversation import AnswerTimings, ContextPolicy, Conversation, Message, MessageStatus, Role, ScrollPlace
+from app.chat.conversation import (
+    NAME_CHARACTERS,
+    AnswerTimings,
+    ContextPolicy,
+    Conversation,
+    Message,
+    MessageStatus,
+    Role,
+    ScrollPlace,
+)
 from app.chat.exchange import ExchangeError, export_json, export_markdown, import_json
 from app.chat.session import ChatSession
 from engine.request import SamplingParams
 from tests.app.chat.fake_bridge import FakeBridge
 
 CLOSED = st.sampled_from([status for status in MessageStatus if not status.is_open])
-TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+NAME = TEXT.map(lambda text: " ".join(text.split()))
 AMOUNT = st.floats(0, 1e9)
 COUNT = st.integers(0, 10**6)
 PARAMS = st.builds(
@@ -40,14 +50,14 @@ TIMINGS = st.builds(
 @st.composite
 def conversations(draw) -> Conversation:
     conversation = Conversation(
-        title=draw(TEXT),
+        title=draw(NAME),
         created=draw(AMOUNT),
         updated=draw(AMOUNT),
         system_prompt=draw(TEXT),
         params=draw(PARAMS),
         priority=draw(st.integers(-9, 9)),
         pinned=draw(st.booleans()),
-        folder=draw(TEXT),
+        folder=draw(NAME),
         draft=draw(TEXT),
         policy=draw(st.sampled_from(ContextPolicy)),
     )
@@ -194,3 +204,69 @@ def test_imported_chats_get_other_ids_where_theirs_are_in_use(qapp, store_path):
         assert len(found.versions(found.path[1].id)) == 2 and found.scroll.message_id == found.path[1].id
     assert len(ids) == len(set(ids)) == 12
     session.close()
+
+
+HUGE = 10**30
+
+
+@pytest.mark.parametrize(
+    ("where", "field", "value"),
+    [
+        ("message", "number", HUGE),
+        ("message", "dropped", HUGE),
+        ("message", "created", 1e300),
+        ("message", "id", ""),
+        ("message", "params", {"max_tokens": HUGE}),
+        ("conversation", "priority", -HUGE),
+        ("conversation", "updated", -1e300),
+        ("conversation", "scroll", {"message_id": "x", "offset": HUGE}),
+        ("conversation", "params", {"max_tokens": HUGE}),
+        ("conversation", "id", ""),
+    ],
+)
+def test_what_no_file_and_no_engine_could_hold_is_refused(where, field, value):
+    data = json.loads(export_json([branched()]))
+    chat = data["conversations"][0]
+    (chat if where == "conversation" else chat["messages"][1])[field] = value
+    with pytest.raises(ExchangeError, match="damaged"):
+        import_json(json.dumps(data).encode())
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+def test_endless_nesting_is_refused(opening):
+    with pytest.raises(ExchangeError):
+        import_json(b'{"format":"batchscope-chats","version":1,"x":' + opening * 100_000)
+
+
+def test_a_byte_order_mark_and_endless_names_are_taken(qapp, store_path):
+    chat = branched()
+    chat.title = "T\n" * 100_000
+    chat.folder = "F" * 100_000
+    chat.tree.messages[0].text = "before\0after"
+    (found,) = import_json(b"\xef\xbb\xbf" + export_json([chat]))
+    assert len(found.title) <= NAME_CHARACTERS
+    assert len(found.folder) <= NAME_CHARACTERS
+    session = ChatSession(FakeBridge(), store_path)
+    session.add_imported([found])
+    assert [each.conversation.id for each in session.search("after")] == [found.id]
+    session.close()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 1, 0)])
+def test_ids_that_look_like_placeholders_keep_turns_alternating(order):
+    chat = branched()
+    question = chat.tree.messages[0].id
+    data = json.loads(export_json([chat]))
+    template = data["conversations"][0]["messages"][0]
+    ids = [("lost:" + question, None), ("q2", question), ("lost:lost:" + question, "q2")]
+    added = [template | {"id": ids[i][0], "parent": ids[i][1], "number": 5 + n} for n, i in enumerate(order)]
+    data["conversations"][0]["messages"] += added
+    (found,) = import_json(json.dumps(data).encode())
+    for message in found.messages:
+        line = found.tree.ancestors(message)
+        assert [each.role for each in line] == [Role.USER, Role.ASSISTANT] * (len(line) // 2) + [Role.USER] * (
+            len(line) % 2
+        )
+        assert message.role is Role.ASSISTANT or found.tree.children(message.id)
+    assert {each["id"] for each in added} <= {message.id for message in found.messages}
+    found.context()

@@ -140,8 +140,7 @@ def test_four_thousand_messages_are_searched_in_a_moment(store):
 
 def test_without_an_index_every_text_is_read(store):
     chat = exchange("one", answer="something to find")
-    for name in search._TRIGGERS:
-        store._connection.execute(f"DROP TRIGGER {name}")
+    search._drop_triggers(store._connection)
     save(store, chat)
     assert find(store, "thing to", chat) == ["one"] and find(store, "nothing to", chat) == []
 
