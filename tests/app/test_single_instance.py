@@ -159,3 +159,32 @@ def test_without_a_model_nothing_is_loaded(rig) -> None:
     rig.load()
     answer(rig.window, Summons())
     assert len(rig.client.loaded) == 1
+
+
+def test_the_real_program_hands_over_and_says_so(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(PACKAGE_ROOT),
+        "QT_QPA_PLATFORM": "offscreen",
+        "DISPLAY": ":0",
+        "XDG_RUNTIME_DIR": str(_private(tmp_path / "run")),
+        **{f"XDG_{kind}_HOME": str(tmp_path / kind.lower()) for kind in ("DATA", "CONFIG", "STATE", "CACHE")},
+    }
+    command = [sys.executable, "-P", "-m", "app.cli", "--model", str(tmp_path / "none")]
+    log = tmp_path / "state" / "batchscope" / "batchscope.log"
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as first:
+        try:
+            deadline = time.monotonic() + 60
+            while "Not loaded" not in (log.read_text() if log.exists() else ""):
+                assert time.monotonic() < deadline and first.poll() is None
+                time.sleep(0.1)
+            second = subprocess.run(command[:-2], env=environment, capture_output=True, text=True, timeout=60)
+            assert second.returncode == 0
+            assert second.stdout == "Batchscope is open already: its window has come forward.\n"
+            assert first.poll() is None
+            first.send_signal(signal.SIGTERM)
+            assert first.wait(20) == 0
+        finally:
+            first.kill()
+    assert "Batchscope ends" in log.read_text()
+    assert not list((tmp_path / "run").glob("*.sock"))
