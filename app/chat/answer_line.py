@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.chat.conversation import Message, MessageStatus
+from app.chat.conversation import Message, MessageStatus, context_ended
 from app.translation import mark, ntr, tr
 from engine.events import RequestState
 from engine.request import FinishReason, RequestStatus, request_name
@@ -81,10 +81,12 @@ def explain(answer: Message, *, is_thinking: bool = False) -> str:
 
 
 def _cut_sentence(answer: Message) -> str:
+    if answer.error:
+        return answer.error
     limit = answer.params.max_tokens if answer.params is not None else None
     if limit is not None and answer.timings.tokens >= limit:
         return tr("Cut at max tokens ({limit:,}); let it continue, or raise it under Options.", limit=limit)
-    return tr("Cut where the model's context ends; start a new chat or delete earlier turns for more room.")
+    return context_ended()
 
 
 def _state(answer: Message, live: RequestState | None) -> str:

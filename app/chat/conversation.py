@@ -18,6 +18,7 @@ from typing import Annotated
 import msgspec
 
 from app.chat.tree import MessageTree
+from app.translation import tr
 from engine.config import DEFAULT_CHAT_MAX_TOKENS
 from engine.messages import ChatMessage
 from engine.request import SamplingParams
@@ -122,6 +123,11 @@ class AnswerTimings:
                 self.earlier_seconds = self.earlier_gaps / self.tokens_per_second
         self.earlier_tokens = self.tokens
         self.sent = self.first = self.last = None
+
+    @property
+    def part_tokens(self) -> int:
+        """Tokens of the part under way, or of the one that ended last."""
+        return self.tokens - self.earlier_tokens
 
 
 @dataclass(slots=True)
@@ -288,6 +294,11 @@ def sound(text: str) -> str:
 def as_written(text: str) -> str:
     """A message as it is kept: without the empty lines around it."""
     return sound(text).rstrip().lstrip("\r\n")
+
+
+def context_ended() -> str:
+    """The ``error`` of an answer that was cut because there was no room for more."""
+    return tr("Cut where the model's context ends; start a new chat or delete earlier turns for more room.")
 
 
 def shortened(name: str) -> str:

@@ -16,9 +16,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from app.chat.conversation import ChatError, Conversation, Deleted, Message, MessageStatus, Role, as_written, title_of
+from app.chat.conversation import (
+    ChatError,
+    Conversation,
+    Deleted,
+    Message,
+    MessageStatus,
+    Role,
+    as_written,
+    context_ended,
+    title_of,
+)
 from app.chat.tree import MessageTree
 from app.translation import tr
+from engine.config import DEFAULT_CHAT_MAX_TOKENS
 from engine.messages import ContextCut, Output
 from engine.request import FinishReason
 
@@ -198,7 +209,7 @@ class Conversations:
             timings.cached_tokens = min(output.cached_tokens, timings.prompt_tokens)
             timings.preemptions += output.preemptions
             answer.finish_reason = output.finish_reason
-            answer.error = output.error
+            answer.error = output.error or ("" if _is_whole_part(answer) else context_ended())
             self._close(answer, _STATUS_OF_FINISH.get(output.finish_reason, MessageStatus.COMPLETE))
         return found
 
@@ -273,6 +284,12 @@ class Conversations:
         answer.continued = 0
         if answer.request_id is not None:
             self._by_request.pop(answer.request_id, None)
+
+
+def _is_whole_part(answer: Message) -> bool:
+    """Whether it was not cut before the tokens that were asked for: what a continued answer asks for, it asks anew."""
+    limit = (answer.params.max_tokens if answer.params is not None else None) or DEFAULT_CHAT_MAX_TOKENS
+    return answer.finish_reason != FinishReason.LENGTH or answer.timings.part_tokens >= limit
 
 
 _STATUS_OF_FINISH = {

@@ -133,7 +133,9 @@ class ChatSession(QObject):
 
     def undelete(self, conversation: Conversation, deleted: Deleted) -> None:
         self.conversations.undelete(conversation, deleted)
-        self._save_now(conversation, *deleted.messages, *deleted.moved)
+        # What was moved may have been deleted itself since.
+        there = [each for each in (*deleted.messages, *deleted.moved) if conversation.find(each.id) is each]
+        self._save_now(conversation, *there)
         self.path_changed.emit(conversation.id)
 
     # Conversations ---------------------------------------------------------------------------------------------------

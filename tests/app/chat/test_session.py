@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from app.chat.answer_line import explain
 from app.chat.conversation import ChatError, ContextPolicy, Conversation, MessageStatus, ScrollPlace
 from app.chat.preset import BUILT_IN, Preset
 from app.chat.session import ChatSession
@@ -233,4 +234,37 @@ def test_a_second_window_reads_searches_and_exports_and_writes_nothing(session, 
     assert store_path.read_bytes() == before
     again = restarted(session)
     assert [len(each.path) for each in again.conversations] == [2]
+    again.close()
+
+
+@pytest.mark.parametrize(("tokens", "blamed"), [(10, "max tokens (10)"), (4, "context ends")])
+def test_a_continued_answer_says_which_limit_cut_it(session, bridge, tokens, blamed):
+    """Its tokens are those of all parts; each part may have as many as were asked for."""
+    chat = session.new_conversation()
+    session.set_options(chat, "", SamplingParams(max_tokens=10))
+    session.send(chat, "count")
+    answer = chat.open_answer
+    bridge.say(answer.request_id, "one", tokens=10)
+    bridge.finish(answer.request_id, reason="length")
+    assert "max tokens (10)" in explain(answer)
+    session.continue_answer(chat)
+    assert not answer.error
+    bridge.say(answer.request_id, "two", tokens=tokens)
+    bridge.finish(answer.request_id, reason="length")
+    assert blamed in explain(answer)
+    again = restarted(session)
+    (found,) = again.conversations
+    assert blamed in explain(found.path[1])
+    again.close()
+
+
+def test_bringing_back_a_question_does_not_bring_back_what_followed_and_was_deleted_since(session, bridge):
+    chat = told(session, bridge, "one", "1", "two", "2")
+    first = session.delete_message(chat, chat.path[0].id)
+    session.delete_message(chat, chat.path[0].id)
+    session.undelete(chat, first)
+    assert [each.text for each in chat.messages] == ["one", "1"]
+    again = restarted(session)
+    (found,) = again.conversations
+    assert [each.text for each in found.messages] == ["one", "1"]
     again.close()
