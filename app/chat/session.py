@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,13 +31,11 @@ from app.chat.conversation import (
 from app.chat.conversations import Conversations
 from app.chat.exchange import with_free_ids
 from app.chat.preset import BUILT_IN, Preset, PresetKind, check_own, own_preset
+from app.chat.requests import Requests
 from app.chat.saving import Saver
 from app.chat.search import Found, find
 from app.chat.store import ChatStore, StoreError
 from app.engine_bridge import EngineBridge
-from app.translation import tr
-from engine.client import EngineDied
-from engine.messages import ContextCut, LoadFailed, Output
 from engine.request import SamplingParams
 
 
@@ -61,12 +58,10 @@ class ChatSession(QObject):
         self._saver = Saver(ChatStore.open(store_path), self)
         self._saver.problem_changed.connect(lambda: self.save_problem.emit(self.problem))
         self._read_all()
-        bridge.outputs.connect(self._take_outputs)
-        bridge.context_cut.connect(self._context_cut)
-        bridge.ready.connect(self._engine_ready)
-        bridge.died.connect(self._engine_died)
-        bridge.load_failed.connect(self._load_failed)
-        bridge.state_changed.connect(self._state_changed)
+        self._requests = Requests(bridge, lambda: self.conversations, self)
+        self._requests.begun.connect(self.listed)
+        self._requests.changed.connect(self._changed)
+        self._requests.ended.connect(self._ended)
 
     @property
     def store(self) -> ChatStore:
@@ -79,22 +74,23 @@ class ChatSession(QObject):
 
     def close(self) -> None:
         """Saves what there is and lets go of the file. Open answers are on disk as far as they came."""
+        self._requests.close()
         self._saver.close()
 
     # Messages: where it cannot be done, ChatError says why and nothing has changed -----------------------------------
 
     def send(self, conversation: Conversation, text: str) -> None:
-        self._check_engine()
+        self._requests.check()
         self._begin(conversation, *self.conversations.send(conversation, text))
 
     def regenerate(self, conversation: Conversation, message_id: str | None = None) -> None:
         """Another version of an answer, by default the last; the path ends there."""
-        self._check_engine()
+        self._requests.check()
         self._begin(conversation, self.conversations.regenerate(conversation, message_id))
 
     def resend(self, conversation: Conversation, message_id: str, text: str) -> None:
         """The user's message, edited, as another version with an answer of its own; unchanged it is regenerated."""
-        self._check_engine()
+        self._requests.check()
         message = conversation.find(message_id)
         if message is not None and message.role is Role.USER and message.text == as_written(text):
             self._begin(conversation, self.conversations.regenerate(conversation, message_id))
@@ -103,7 +99,7 @@ class ChatSession(QObject):
 
     def continue_answer(self, conversation: Conversation) -> None:
         """The last answer grows on where it was stopped or cut."""
-        self._check_engine()
+        self._requests.check()
         answer = self.conversations.continue_answer(conversation)
         self._begin(conversation, answer)
         self.message_changed.emit(conversation.id, answer.id)
@@ -290,79 +286,16 @@ class ChatSession(QObject):
 
     # What the engine does --------------------------------------------------------------------------------------------
 
-    def _check_engine(self) -> None:
-        if self._bridge.state not in ("ready", "starting", "loading"):
-            raise ChatError(tr("No model is running; start the engine, then send again."))
-
     def _begin(self, conversation: Conversation, *messages: Message) -> None:
-        if self._bridge.state == "ready":
-            self._hand_over(conversation)
+        self._requests.begin(conversation)
         self._save_now(conversation, *messages)
         self.path_changed.emit(conversation.id)
         self.listed.emit()
 
-    def _hand_over(self, conversation: Conversation) -> None:
-        answer = conversation.open_answer
-        assert answer is not None
-        assert answer.params is not None
-        sent = time.perf_counter()
-        request_id = self._bridge.add_request(
-            messages=conversation.context(),
-            continues=answer.continued > 0,
-            drop_oldest=conversation.policy is ContextPolicy.DROP_OLDEST,
-            params=answer.params,
-            priority=conversation.priority,
-            user="chat",
-            arrival_time=sent,
-        )
-        info = self._bridge.info
-        self.conversations.handed_over(conversation, answer, request_id, sent, "" if info is None else info.name)
-
-    def _engine_ready(self, _info: object) -> None:
-        for conversation, answer in self.conversations.queued():
-            self._hand_over(conversation)
+    def _changed(self, changed: list[tuple[Conversation, Message]]) -> None:
+        for conversation, answer in changed:
             self._saver.save_messages(conversation, [answer])
             self.message_changed.emit(conversation.id, answer.id)
-        self.listed.emit()
-
-    def _take_outputs(self, outputs: list[Output]) -> None:
-        ended = []
-        touched: dict[str, tuple[Conversation, Message]] = {}
-        for output in outputs:
-            found = self.conversations.apply(output)
-            if found is None:
-                continue
-            conversation, answer = found
-            touched[answer.id] = found
-            if not answer.status.is_open:
-                ended.append(found)
-        for conversation, answer in touched.values():
-            self._saver.save_messages(conversation, [answer])
-            self.message_changed.emit(conversation.id, answer.id)
-        if ended:
-            self._ended(ended)
-
-    def _context_cut(self, cut: ContextCut) -> None:
-        found = self.conversations.cut(cut)
-        if found is not None:
-            conversation, answer = found
-            self._saver.save_messages(conversation, [answer])
-            self.message_changed.emit(conversation.id, answer.id)
-
-    def _engine_died(self, death: EngineDied) -> None:
-        self._lose(tr("This answer is incomplete. {reason}", reason=death.reason), queued=True)
-
-    def _load_failed(self, failure: LoadFailed) -> None:
-        self._lose(failure.message, queued=True)
-
-    def _state_changed(self, state: str) -> None:
-        if state in ("stopped", "starting"):
-            self._lose(tr("The engine was stopped before this answer was complete."), queued=False)
-
-    def _lose(self, sentence: str, *, queued: bool) -> None:
-        lost = self.conversations.engine_gone(sentence, queued=queued)
-        if lost:
-            self._ended(lost)
 
     def _ended(self, ended: list[tuple[Conversation, Message]]) -> None:
         for conversation, answer in ended:

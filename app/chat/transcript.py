@@ -6,19 +6,19 @@ at a time, what the user looks at first, so that neither opening nor widening ho
 
 from __future__ import annotations
 
-from PySide6.QtCore import QPoint, Qt, QTimer, QUrl, Signal
-from PySide6.QtGui import QKeyEvent, QResizeEvent, QShowEvent, QWheelEvent
+from PySide6.QtCore import Qt, QUrl, Signal
+from PySide6.QtGui import QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from app.chat.answer_view import AnswerView
 from app.chat.conversation import Conversation, Message, Role, ScrollPlace
 from app.chat.draw_queue import DrawQueue
 from app.chat.empty_page import EmptyPage
+from app.chat.following_area import FollowingArea
 from app.chat.markdown import warm_up
 from app.chat.message_parts import ContextMarker, first_told
 from app.chat.message_view import ViewMemory
 from app.chat.message_window import MessageWindow
-from app.chat.pane_area import PaneArea
 from app.chat.text_pane import ask_to_open
 from app.chat.user_view import UserView
 from app.selection import Selection
@@ -32,17 +32,12 @@ WARM_UP_MS = 800
 """So long after the window came up the first message's modules are imported, one in a turn of the event loop."""
 COLUMN_PX = 860
 """Widest column of text that still reads well."""
-SETTLE_MS = 150
-FIRST_SETTLE_MS = 2_000
-"""Newly built messages have found their heights when none has changed for so long; the first may take its time."""
-BOTTOM_PX = 24
-"""Within this distance of the end the transcript follows what is being written."""
 FOUND_MS = 2_500
 """How long a message that was looked for is framed."""
 FOUND_TOP_PX = 24
 
 
-class Transcript(PaneArea):
+class Transcript(FollowingArea):
     suggestion_chosen = Signal(str)
     regenerate_clicked = Signal(str)
     """Id of the answer of which another version is wanted."""
@@ -69,23 +64,15 @@ class Transcript(PaneArea):
         self._window = MessageWindow()
         self._stale: set[str] = set()
         """Answers that grew while the transcript was hidden."""
-        self._follows = True
         self._stepped: tuple[str, int] | None = None
         """The version that is being switched to, and the direction."""
-        self._anchor: QWidget | None = None
-        """While other messages take their place: the one that stays where it is on the screen."""
-        self._anchor_y = 0
         self._build()
-        self._settle_timer = self._timer(self._settled)
         self._found_timer = self._timer(self._unmark)
         self._grow_timer = self._timer(self._grow)
         self._warm_up = warm_up()
         self._warm_up_timer = self._timer(self._warm_up_more)
         self._quieten_buttons()
         theme.changed.connect(self._quieten_buttons)
-        bar = self.verticalScrollBar()
-        bar.rangeChanged.connect(self._range_changed)
-        bar.valueChanged.connect(self._scrolled)
 
     def _build(self) -> None:
         self.setWidgetResizable(True)
@@ -115,12 +102,6 @@ class Transcript(PaneArea):
         self.setWidget(page)
         page.setAutoFillBackground(False)
         self.viewport().setAutoFillBackground(False)
-
-    def _timer(self, slot) -> QTimer:
-        timer = QTimer(self)
-        timer.setSingleShot(True)
-        timer.timeout.connect(slot)
-        return timer
 
     def _quieten_buttons(self) -> None:
         """Buttons at messages are many: small and muted, so that the text stands out."""
@@ -337,11 +318,6 @@ class Transcript(PaneArea):
 
     # Scrolling -------------------------------------------------------------------------------------------------------
 
-    @property
-    def follows(self) -> bool:
-        """Whether the end stays in sight while text arrives: as long as the user has not scrolled away from it."""
-        return self._follows
-
     def follow(self) -> None:
         """To the end, and on with it."""
         self._anchor = None
@@ -365,57 +341,8 @@ class Transcript(PaneArea):
         """The first message that is in sight."""
         return next((each for each in self.views if self._y_of(each) + each.height() > 0), self.views[-1])
 
-    def _y_of(self, view: QWidget) -> int:
-        """Of its top, below the top of what is in sight."""
-        return view.mapTo(self.viewport(), QPoint(0, 0)).y()
-
-    def _hold(self, view: QWidget, y: int) -> None:
-        """Keeps a message at a height of the screen until all have found theirs."""
-        self._follows = False
-        self._anchor, self._anchor_y = view, y
-        self._settle_timer.start(FIRST_SETTLE_MS)
-        QTimer.singleShot(0, self, self._range_changed)  # the total height may stay as it is
-
-    def _range_changed(self) -> None:
-        if self._follows or self._anchor is not None:
-            self._align()
-        if self._anchor is not None:
-            self._settle_timer.start(SETTLE_MS)
-
-    def _align(self) -> None:
-        bar = self.verticalScrollBar()
-        if self._follows:
-            bar.setValue(bar.maximum())
-        elif self._anchor is not None:
-            bar.setValue(self._anchor.mapTo(self.widget(), QPoint(0, 0)).y() - self._anchor_y)
-
-    def _settled(self) -> None:
-        self._align()
-        self._anchor = None
-        self._scrolled(self.verticalScrollBar().value())
-
-    def _scrolled(self, value: int) -> None:
-        if self._anchor is not None:
-            return
-        self._follows = self._window.end is None and value >= self.verticalScrollBar().maximum() - BOTTOM_PX
-
-    def wheelEvent(self, event: QWheelEvent) -> None:
-        self._anchor = None  # the user knows better
-        super().wheelEvent(event)
-
-    def keyPressEvent(self, event: QKeyEvent) -> None:
-        self._anchor = None
-        bar = self.verticalScrollBar()
-        ends = {Qt.Key.Key_Home: bar.minimum(), Qt.Key.Key_End: bar.maximum()}
-        if event.key() in ends:
-            bar.setValue(ends[event.key()])
-        else:
-            super().keyPressEvent(event)
-
-    def rest(self) -> None:
-        """Nothing happens by itself any more: the window closes."""
-        for timer in self.findChildren(QTimer):
-            timer.stop()
+    def _holds_the_end(self) -> bool:
+        return self._window.end is None
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)

@@ -15,10 +15,10 @@ from app.chat.answer_view import AnswerView
 from app.chat.chat_list_rows import Section
 from app.chat.conversation import DEFAULT_CHAT_PARAMS, MessageStatus, Role
 from app.chat.empty_page import SUGGESTIONS
+from app.chat.following_area import SETTLE_MS
 from app.chat.message_window import PAGE_MESSAGES
 from app.chat.store import StoreError
 from app.chat.text_pane import ask_to_open
-from app.chat.transcript import SETTLE_MS
 from app.chat.user_view import UserView
 from app.chat.workspace import ChatWorkspace
 from app.selection import Selection
@@ -703,3 +703,17 @@ def test_everything_can_be_reached_and_has_a_name(workspace, bridge):
         assert widget.accessibleName() and widget.focusPolicy() & Qt.FocusPolicy.TabFocus
     view = workspace.list_panel.view
     assert view.accessibleName() and view.focusPolicy() & Qt.FocusPolicy.TabFocus
+
+
+def test_closed_at_once_nothing_goes_on_by_itself(workspace, bridge, qtbot):
+    """Not even the imports that a window makes ready for its first message, nor what the engine says late."""
+    assert workspace.transcript._warm_up_timer.isActive()
+    workspace.send("hello")
+    request_id = workspace.current.open_answer.request_id
+    bridge.say(request_id, "word " * 200)
+    workspace.shutdown()
+    bridge.say(request_id, "late " * 50)
+    bridge.finish(request_id, "end")
+    qtbot.wait(20)
+    parts = (workspace, workspace.transcript, workspace.list_panel, workspace.chat_panel, workspace.session)
+    assert not [timer for part in parts for timer in part.findChildren(QTimer) if timer.isActive()]
