@@ -178,6 +178,7 @@ class Tour(QObject):
                 "Tour)."
             ),
             action=(tr("Take the tour"), self.begin),
+            dismiss=tr("Not now"),
         )
 
     def begin(self) -> None:

@@ -96,7 +96,7 @@ def answer(window: MainWindow, summons: Summons) -> None:
         "Another start asked for {model}. Loading it ends the answers that are being written.",
         model=model_title(summons.model),
     )
-    window.notice.say(words, action=(tr("Load it"), lambda: window.open_model(summons.model)))
+    window.notice.say(words, action=(tr("Load it"), lambda: window.open_model(summons.model)), dismiss=tr("Not now"))
 
 
 def _launch(window: MainWindow, configure: Callable[[EngineConfig], EngineConfig], model: str | None) -> None:

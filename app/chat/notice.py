@@ -9,7 +9,7 @@ from PySide6.QtGui import QPainter, QPaintEvent
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QWidget
 
 from app.theme import SPACING, Theme
-from app.widgets import label, paint_surface, set_role
+from app.widgets import button, label, paint_surface, set_role
 
 
 class NoticeBar(QWidget):
@@ -25,11 +25,14 @@ class NoticeBar(QWidget):
         self._text.setWordWrap(True)
         self.button = QPushButton(self)
         self.button.clicked.connect(self._act)
+        self.dismiss_button = button("", "flat")
+        self.dismiss_button.clicked.connect(self.expire)
         row = QHBoxLayout(self)
         row.setContentsMargins(12, 6, 6, 6)
         row.setSpacing(SPACING)
         row.addWidget(self._text, 1)
         row.addWidget(self.button)
+        row.addWidget(self.dismiss_button)
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self.expire)
@@ -48,10 +51,12 @@ class NoticeBar(QWidget):
         seconds: float | None = None,
         expired: Callable[[], None] | None = None,
         stays: bool = False,
+        dismiss: str = "",
     ) -> None:
         """Shows ``text``, with a button for ``action``, until said otherwise or for ``seconds``.
 
         ``stays``: also once the action was taken, for what lasts until somebody else ends it.
+        ``dismiss``: the words of a second button, which only takes the notice away; empty: there is none.
         ``expired`` is called when it goes without the action having been taken: after its time, or for another notice.
         """
         self.expire()
@@ -63,6 +68,8 @@ class NoticeBar(QWidget):
         if action is not None:
             self.button.setText(action[0])
             self.button.setAccessibleName(action[0])
+        self.dismiss_button.setVisible(bool(dismiss))
+        self.dismiss_button.setText(dismiss)
         self.show()
         if seconds is not None:
             self._timer.start(round(seconds * 1000))

@@ -53,6 +53,8 @@ class ModelControl(QObject):
         self.before: EngineConfig | None = None
         """What ran last: what a failed load can be gone back from."""
         self._was_loading = False
+        self._question = ""
+        """The notice that asks whether answers may end; empty: it asks about something else, or is gone."""
         self._removal = LineProcess("engine.remove_model", self)
         self._removal.ended.connect(self._removed)
         self._removing: ModelEntry | None = None
@@ -80,6 +82,7 @@ class ModelControl(QObject):
 
     def _connect_engine(self) -> None:
         self._bridge.state_changed.connect(self._engine_state_changed)
+        self._bridge.stepped.connect(self._stepped)
         self._bridge.loading.connect(self._loading)
         self._bridge.ready.connect(self._ready)
 
@@ -145,7 +148,8 @@ class ModelControl(QObject):
     def _ask(self, what: str, do: str, act: Callable[[], None]) -> None:
         running = len(self._bridge.run_state.requests) if self._bridge.state == "ready" else 0
         if self._bridge.comparing:
-            self._window.notice.say(tr("{what} ends the comparison that is running.", what=what), action=(do, act))
+            words = tr("{what} ends the comparison that is running.", what=what)
+            self._window.notice.say(words, action=(do, act), dismiss=tr("Not now"))
         elif running:
             words = ntr(
                 "{what} ends {count:,} answer that is being written; it keeps the text it has.",
@@ -153,9 +157,17 @@ class ModelControl(QObject):
                 running,
                 what=what,
             )
-            self._window.notice.say(words, action=(do, act))
+            self._question = words
+            self._window.notice.say(words, action=(do, act), dismiss=tr("Not now"))
         else:
             act()
+
+    def _stepped(self) -> None:
+        """What was asked about answers goes with them."""
+        if self._question and not self._bridge.run_state.requests:
+            if self._window.notice.text == self._question:
+                self._window.notice.expire()
+            self._question = ""
 
     def choose_folder(self) -> None:
         folder = QFileDialog.getExistingDirectory(self._window, tr("Open a folder with a model"))
@@ -184,7 +196,7 @@ class ModelControl(QObject):
     def _engine_state_changed(self, state: str) -> None:
         loading = state in ("starting", "loading")
         self._was_loading = loading
-        self.page.show_engine(self._bridge.config.model if state == "ready" else "", busy=loading)
+        self.page.show_engine(self._bridge.config.model if loading or state == "ready" else "", busy=loading)
         if state in ("ready", "stopped", "failed", "dead") and self.page.isVisible():
             self.search()  # there is more or less memory than before
         if loading and self.first_run.isVisible():
@@ -198,7 +210,8 @@ class ModelControl(QObject):
         self.before = self._bridge.config
         self.kept.used(self._bridge.config.model)
         self._fill_recent()
-        self.page.hide()
+        if self.page.isVisible():
+            self.page.leave()
         if self.first_run.isVisible():
             self.first_run.hide()
             self.first_chat.emit()
@@ -272,7 +285,7 @@ class ModelControl(QObject):
                 tr("Load it"),
                 lambda: self.ask_to_open(done.repository if done.revision == "main" else done.path),
             )
-            self._window.notice.say(words, action=action)
+            self._window.notice.say(words, action=action, dismiss=tr("Not now"))
 
     def _is_ours(self, entry: ModelEntry) -> bool:
         if entry.source in ("starter", "imported"):

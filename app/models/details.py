@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QComboBox, QFormLayout, QHBoxLayout, QLabel, QSlider, QSpinBox, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QComboBox, QFormLayout, QHBoxLayout, QLabel, QSlider, QVBoxLayout, QWidget
 
+from app.lab.fields import whole
 from app.models.figures import SMALLEST_CONTEXT, Wanted, family_label, need_of, parameters_label, verdict
 from app.models.memory_bar import MemoryBar
 from app.theme import SPACING, Theme
@@ -15,7 +16,7 @@ from app.translation import mark, tr
 from app.widgets import Card, Legend, button, label, set_role
 from app.words import bytes_label
 from engine.config import DTYPES
-from engine.model_catalog import Machine, ModelEntry, default_dtype
+from engine.model_catalog import Machine, ModelEntry
 
 _RUNNERS = {
     "native": mark("natively"),
@@ -100,24 +101,19 @@ class ModelDetails(Card):
         self.dtype.setAccessibleName(tr("Type to load the weights in"))
         for dtype in DTYPES:
             self.dtype.addItem(dtype, dtype)
-        self.context = QSpinBox()
-        self.context.setRange(SMALLEST_CONTEXT, LARGEST_CONTEXT)
-        self.context.setValue(self.wanted.context)
+        self.context = whole(tr("Tokens of a chat"), SMALLEST_CONTEXT, LARGEST_CONTEXT, self.wanted.context)
         self.context.setSingleStep(256)
-        self.context.setGroupSeparatorShown(True)
-        self.context.setAccessibleName(tr("Tokens of a chat"))
         self.slider = QSlider(Qt.Orientation.Horizontal)
         self.slider.setAccessibleName(tr("Tokens of a chat, in powers of two"))
-        self.chats = QSpinBox()
-        self.chats.setRange(1, MOST_CHATS)
-        self.chats.setAccessibleName(tr("Chats at the same time"))
+        self.chats = whole(tr("Chats at the same time"), 1, MOST_CHATS, self.wanted.chats)
         form = QFormLayout()
         form.setHorizontalSpacing(SPACING + 4)
         form.setVerticalSpacing(4)
         form.addRow(label(tr("Load as"), "muted"), self.dtype)
         length = QHBoxLayout()
-        length.addWidget(self.context)
-        length.addWidget(self.slider, 1)
+        length.setSpacing(SPACING)
+        length.addWidget(self.context, 2)
+        length.addWidget(self.slider, 3)
         form.addRow(label(tr("Tokens a chat"), "muted"), length)
         form.addRow(label(tr("Chats at once"), "muted"), self.chats)
         self._memory = QWidget()
@@ -230,8 +226,8 @@ class ModelDetails(Card):
         if need is not None and self._machine is not None:
             self.verdict.setText(verdict(need, self.wanted))
             set_role(self.verdict, "" if need.loads else "error")
-            auto = default_dtype("cuda" if self._machine.gpu_name and self.wanted.device != "cpu" else "cpu")
-            self.dtype.setItemText(self.dtype.findData("auto"), tr("auto: {dtype}", dtype=auto))
+            auto = need_of(self._entry, replace(self.wanted, dtype="auto"), self._machine)
+            self.dtype.setItemText(self.dtype.findData("auto"), tr("auto: {dtype}", dtype=auto.dtype))
 
     def _ask_to_remove(self) -> None:
         if self._entry is None:

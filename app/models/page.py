@@ -47,11 +47,12 @@ class ModelsPage(QWidget):
         """What loads the model that the engine has."""
         self.is_busy = False
         """Whether a model is being loaded."""
+        self._engine = ("", False)
         self.removable = lambda entry: False
         """Whether an entry may be removed from the disk: whether we put it there."""
         self.table = ModelTable(theme, self)
         self.filter = ModelFilter(self.table)
-        self.list = ModelList(self.table, self.filter)
+        self.list = ModelList(theme, self.table, self.filter)
         self.details = ModelDetails(theme)
         self.download = Download(theme)
         self.status = label("", "muted")
@@ -145,9 +146,10 @@ class ModelsPage(QWidget):
 
     # Showing ---------------------------------------------------------------------------------------------------------
 
-    def show_engine(self, loaded: str, *, busy: bool) -> None:
-        """``loaded``: what loads the model that the engine has, empty for none. ``busy``: one is being loaded."""
-        self.loaded, self.is_busy = loaded, busy
+    def show_engine(self, model: str, *, busy: bool) -> None:
+        """``model``: what loads the model that the engine has, empty for none. ``busy``: it is still being loaded."""
+        self._engine = (model, busy)
+        self.loaded, self.is_busy = "" if busy else model, busy
         if self.isVisible():
             self.refresh()
 
@@ -170,7 +172,7 @@ class ModelsPage(QWidget):
     def _fill(self) -> None:
         entries = list(self.catalogue.entries.values())
         wanted, machine = self.details.wanted, self.catalogue.machine
-        self.list.keep(lambda: self.table.show(entries, wanted, machine, self.loaded))
+        self.list.keep(lambda: self.table.show(entries, wanted, machine, self._engine))
 
     def _look_for(self, text: str) -> None:
         self.filter.look_for(text)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from PySide6.QtCore import QAbstractTableModel, QModelIndex, QPersistentModelIndex, QSortFilterProxyModel, Qt, Signal
+from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableView, QWidget
 
 from app.models.catalogue import key_of
@@ -38,6 +39,8 @@ _STATES = {
 }
 SORT_ROLE = Qt.ItemDataRole.UserRole
 _NUMBERS = (PARAMETERS, CONTEXT, DISK, MEMORY)
+GAP_PX = 12
+"""Between a column and the next one."""
 
 
 class ModelTable(QAbstractTableModel):
@@ -47,19 +50,21 @@ class ModelTable(QAbstractTableModel):
         self._rows: list[ModelEntry] = []
         self._keys: list[str] = []
         self._needs: list[Need | None] = []
-        self.loaded = ""
-        """What loads the model that the engine has; empty: it has none."""
+        self.engine = ("", False)
+        """What loads the model that the engine has, empty: it has none; and whether that is still being loaded."""
 
-    def show(self, entries: list[ModelEntry], wanted: Wanted, machine: Machine | None, loaded: str) -> None:
-        """Rows that are the same models as before stay where they are."""
+    def show(
+        self, entries: list[ModelEntry], wanted: Wanted, machine: Machine | None, engine: tuple[str, bool]
+    ) -> None:
+        """Rows that are the same models as before stay where they are. ``engine``: see :attr:`engine`."""
         keys = [key_of(entry) for entry in entries]
         needs = [need_of(entry, wanted, machine) for entry in entries]
         if keys != self._keys:
             self.beginResetModel()
-            self._rows, self._keys, self._needs, self.loaded = entries, keys, needs, loaded
+            self._rows, self._keys, self._needs, self.engine = entries, keys, needs, engine
             self.endResetModel()
-        elif (entries, needs, loaded) != (self._rows, self._needs, self.loaded):
-            self._rows, self._needs, self.loaded = entries, needs, loaded
+        elif (entries, needs, engine) != (self._rows, self._needs, self.engine):
+            self._rows, self._needs, self.engine = entries, needs, engine
             self.dataChanged.emit(self.index(0, 0), self.index(len(keys) - 1, len(_TITLES) - 1))
 
     def entry(self, row: int) -> ModelEntry:
@@ -117,8 +122,9 @@ class ModelTable(QAbstractTableModel):
         return self._state(entry, need)
 
     def _state(self, entry: ModelEntry, need: Need | None) -> str:
-        if self.loaded and entry.model == self.loaded and entry.is_loadable:
-            return tr("loaded")
+        model, is_loading = self.engine
+        if model and entry.model == model and entry.is_loadable:
+            return tr("loading …") if is_loading else tr("loaded")
         if entry.is_loadable and need is not None and not need.loads:
             return tr("does not fit")
         if entry.state in _STATES:
@@ -180,7 +186,7 @@ class ModelList(QTableView):
     activated_entry = Signal(object)
     """A row was double-clicked, or Enter was pressed on it."""
 
-    def __init__(self, table: ModelTable, shown: ModelFilter) -> None:
+    def __init__(self, theme: Theme, table: ModelTable, shown: ModelFilter) -> None:
         super().__init__()
         self._table = table
         self._shown = shown
@@ -195,24 +201,35 @@ class ModelList(QTableView):
         self.setSortingEnabled(True)
         self.sortByColumn(NAME, Qt.SortOrder.AscendingOrder)
         self.verticalHeader().hide()
-        self.verticalHeader().setDefaultSectionSize(self.fontMetrics().height() + 12)
+        # Numbers end where words begin: the space between them is the numbers'.
+        self.setStyleSheet(f"QTableView::item, QHeaderView::section {{ padding: 2px {GAP_PX}px 2px 3px; }}")
         header = self.horizontalHeader()
         header.setHighlightSections(False)
         header.setMinimumSectionSize(40)
         header.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
         header.setSectionResizeMode(NAME, QHeaderView.ResizeMode.Stretch)
-        self._fit_columns()
+        self._fit()
+        theme.changed.connect(self._fit)
         self.selectionModel().currentRowChanged.connect(lambda *_: self.chosen.emit(self.current()))
         self.activated.connect(lambda _index: self.activated_entry.emit(self.current()))
         shown.modelReset.connect(lambda: self.chosen.emit(self.current()))
         table.dataChanged.connect(lambda *_: self.chosen.emit(self.current()))
 
-    def _fit_columns(self) -> None:
-        """As wide as what they show at most: a table of thousands of rows is not measured for that."""
+    def _fit(self) -> None:
+        """Columns as wide as what they show at most: a table of thousands of rows is not measured for that."""
+        self.verticalHeader().setDefaultSectionSize(self.fontMetrics().height() + 12)
         widest = {FAMILY: "SmolLM3 ", PARAMETERS: "Parameters", TYPE: "bfloat16", CONTEXT: "131,072", DISK: "9.9 GiB "}
         widest |= {MEMORY: "9.9 GiB ", STATE: "to be imported"}
         for column, text in widest.items():
-            self.setColumnWidth(column, self.fontMetrics().horizontalAdvance(text) + 18)
+            self.setColumnWidth(column, self.fontMetrics().horizontalAdvance(text) + GAP_PX + 12)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """Home and End go to the first and the last model; a table's own go along the row."""
+        ends = {Qt.Key.Key_Home: 0, Qt.Key.Key_End: self._shown.rowCount() - 1}
+        if event.key() in ends and self._shown.rowCount():
+            self.setCurrentIndex(self._shown.index(ends[event.key()], NAME))
+        else:
+            super().keyPressEvent(event)
 
     def resizeEvent(self, event: Any) -> None:
         """A narrow table shows the name and the state before all else."""

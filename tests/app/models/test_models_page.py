@@ -15,6 +15,7 @@ from PySide6.QtWidgets import QLabel, QWidget
 from app.models.catalogue import key_of
 from app.models.figures import Wanted, need_of, parameters_label, verdict
 from app.models.kept import KeptModels
+from app.models.table import STATE
 from app.settings.preferences import PreferenceStore
 from engine.client import EngineDied
 from engine.config import EngineConfig
@@ -65,6 +66,10 @@ def fill(rig: Rig, *entries: ModelEntry, machine: Machine = MACHINE) -> None:
 def shown(rig: Rig) -> list[str]:
     shown = rig.window.models.page.filter
     return [shown.index(row, 0).data() for row in range(shown.rowCount())]
+
+
+def state_of(rig: Rig, name: str) -> str:
+    return str(rig.window.models.page.filter.index(shown(rig).index(name), STATE).data())
 
 
 # What fits -----------------------------------------------------------------------------------------------------------
@@ -154,6 +159,32 @@ def test_the_fields_change_the_figures(rig: Rig) -> None:
     assert details.bar._need.weights == 4_000_000_000
 
 
+def test_automatic_is_the_type_that_this_model_would_have(rig: Rig) -> None:
+    no_int8 = {"bfloat16": 2_000_000, "float16": 2_000_000, "float32": 4_000_000}
+    fill(rig, entry("org/a"), entry("org/b", weight_bytes=no_int8, runner="transformers"))
+    page = rig.window.models.page
+    page.choose("org/a")
+    assert page.details.dtype.currentText() == "auto: int8"
+    page.choose("org/b")
+    assert page.details.dtype.currentText() == "auto: float32"
+
+
+def test_home_and_end_and_larger_text_in_the_table(rig: Rig) -> None:
+    fill(rig, *(entry(f"org/m{number}") for number in range(5)))
+    models = rig.window.models.page.list
+    models.setFocus()
+    rig.qtbot.keyClick(models, Qt.Key.Key_End)
+    assert models.current().name == "org/m4"
+    rig.qtbot.keyClick(models, Qt.Key.Key_Home)
+    assert models.current().name == "org/m0"
+    width, height = models.columnWidth(STATE), models.rowHeight(0)
+    rig.theme.set_font_size(20)
+    try:
+        assert models.columnWidth(STATE) > width * 1.3 and models.rowHeight(0) > height
+    finally:
+        rig.theme.set_font_size(13)
+
+
 def test_a_model_is_loaded_from_the_page_with_its_type(rig: Rig) -> None:
     rig.load()
     fill(rig, entry("org/m"))
@@ -162,9 +193,10 @@ def test_a_model_is_loaded_from_the_page_with_its_type(rig: Rig) -> None:
     page.details.dtype.setCurrentIndex(page.details.dtype.findData("bfloat16"))
     rig.qtbot.mouseClick(page.details.load_button, Qt.MouseButton.LeftButton)
     assert (rig.client.loaded[-1].model, rig.client.loaded[-1].dtype) == ("org/m", "bfloat16")
-    assert not page.details.load_button.isEnabled()
+    assert not page.details.load_button.isEnabled() and state_of(rig, "org/m") == "loading …"
     rig.client.ready()
     rig.wait_for(lambda: rig.bridge.state == "ready")
+    assert rig.window.focusWidget() is rig.window.chat.composer.edit
     assert not page.isVisible() and rig.window.models.kept.recent[0] == "org/m"
     titles = [action.text() for action in rig.window.models.recent_menu.actions()]
     assert titles[0] == "org/m" and len(titles) == 2
@@ -188,6 +220,24 @@ def test_while_answers_run_it_says_how_many_end_and_asks(rig: Rig) -> None:
     rig.wait_for(lambda: rig.bridge.state == "ready")
     rig.window.models.unload()
     assert rig.bridge.state == "stopped" and rig.client.core is None
+
+
+def test_the_question_can_be_declined_and_goes_with_the_answers_it_is_about(rig: Rig) -> None:
+    rig.load()
+    fill(rig, entry("org/m"))
+    notice, before = rig.window.notice, len(rig.client.loaded)
+    first = rig.add(20, 100)
+    rig.step(3)
+    rig.window.models.ask_to_open("org/m")
+    assert "1 answer" in notice.text
+    rig.qtbot.mouseClick(notice.dismiss_button, Qt.MouseButton.LeftButton)
+    assert not notice.text and len(rig.client.loaded) == before
+    rig.window.models.ask_to_open("org/m")
+    rig.bridge.abort(first)
+    rig.step(2)
+    assert not rig.state.requests and not notice.text and len(rig.client.loaded) == before
+    rig.window.say("something else", False)
+    assert notice.dismiss_button.isHidden()
 
 
 def test_a_load_that_failed_can_be_gone_back_from(rig: Rig) -> None:
