@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -28,6 +27,7 @@ import psutil
 
 from engine.config import STARTER_MODEL
 from engine.execution.host import available_memory, memory_limit
+from engine.failures import describe
 from engine.model_catalog import (
     STARTER_FETCHED_BYTES,
     STARTER_LICENCE,
@@ -45,7 +45,9 @@ from engine.model_catalog import (
     starter_folder,
 )
 from engine.models import families
+from engine.models.config_values import read_object
 from engine.models.describe import describe_folder, describe_gguf
+from engine.models.errors import ModelLoadError
 
 DEEPEST = 4
 """Levels below a chosen folder that are searched."""
@@ -162,7 +164,7 @@ class Scan:
         """Nothing where only a tokenizer was fetched, or a file of a program that wanted no more."""
         self._told.add(str(snapshot.resolve()))
         entry = self._folder(snapshot, "hub")
-        ggufs = [path for path in _files_in(snapshot) if path.suffix == ".gguf" and path.exists()]
+        ggufs = [path for path in _files_in(snapshot) if path.suffix == ".gguf" and path.is_file()]
         if entry is None and ggufs:
             for path in ggufs:
                 self._told.add(str(path.resolve()))
@@ -184,13 +186,13 @@ class Scan:
         if folder.is_file() and folder.suffix == ".gguf":
             yield from self._one_gguf(folder)
             return
-        if not folder.is_dir():
+        if not _is_folder(folder):
             self.problems.append(f"There is no folder {folder}.")
             return
         yield from self._search(folder, 0)
 
     def _search(self, folder: Path, depth: int) -> Iterator[ModelEntry]:
-        if not self.is_complete:
+        if not self.is_complete or not self._can_be_named(folder):
             return
         try:
             stat = folder.stat()
@@ -198,25 +200,24 @@ class Scan:
                 return
             self._visited.add((stat.st_dev, stat.st_ino))
             self.folders += 1
-            children = sorted(os.scandir(folder), key=lambda child: child.name)
+            children = sorted(Path(child.path) for child in os.scandir(folder))
         except OSError as error:
             self.problems.append(f"{folder} cannot be searched: {error.strerror or error}.")
             return
-        if any(child.name.startswith("models--") for child in children):
+        if any(child.name.startswith("models--") and _is_folder(child) for child in children):
             yield from self._hub(folder)
             return
         found = list(self._once(folder, "folder"))
         yield from found
         for child in children:
-            path = Path(child.path)
-            if child.name.endswith(".gguf") and not child.is_dir():
-                yield from self._one_gguf(path)
-            elif not found and depth < DEEPEST and not child.name.startswith(".") and child.is_dir():
-                yield from self._search(path, depth + 1)
+            if child.suffix == ".gguf" and child.is_file():
+                yield from self._one_gguf(child)
+            elif not found and depth < DEEPEST and not child.name.startswith(".") and _is_folder(child):
+                yield from self._search(child, depth + 1)
 
     def _one_gguf(self, path: Path) -> Iterator[ModelEntry]:
         real = str(path.resolve())
-        if real not in self._told:
+        if real not in self._told and self._can_be_named(path):
             self._told.add(real)
             yield self._file(path)
 
@@ -225,6 +226,13 @@ class Scan:
         if real not in self._told and (entry := self._folder(folder, source)) is not None:
             self._told.add(real)
             yield entry
+
+    def _can_be_named(self, path: Path) -> bool:
+        if _is_text(path):
+            return True
+        written = os.fsencode(path).decode("utf-8", "replace")
+        self.problems.append(f"{written} has a name that is not UTF-8 and is passed over; rename it.")
+        return False
 
     # Entries ---------------------------------------------------------------------------------------------------------
 
@@ -235,9 +243,18 @@ class Scan:
             return None
         entry = self._remembered.get(folder, looks)
         if entry is None:
-            entry = describe_folder(folder, source)
+            entry = self._described(folder, source)
         self._remembered.put(folder, looks, entry)
         return msgspec.structs.replace(entry, source=source)
+
+    def _described(self, folder: Path, source: Source) -> ModelEntry:
+        try:
+            return describe_folder(folder, source)
+        except Exception as error:  # the files may hold anything; one model must not cost the others
+            reason = f"What its files say cannot be understood ({describe(error)})."
+            return ModelEntry(
+                model=str(folder), name=folder.name, source=source, path=str(folder), state="damaged", reason=reason
+            )
 
     def _file(self, path: Path) -> ModelEntry:
         stat = path.stat()
@@ -270,9 +287,9 @@ def _is_indexed(folder: Path) -> bool:
 def _lacking(snapshot: Path) -> str:
     """How many of the weight files that an index names are not there, as a clause; empty: none."""
     try:
-        index = json.loads((snapshot / "model.safetensors.index.json").read_text(encoding="utf-8"))
+        index = read_object(snapshot / "model.safetensors.index.json")
         files = {str(name) for name in index["weight_map"].values()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ModelLoadError, KeyError, AttributeError):
         return ""
     here = sum((snapshot / name).exists() for name in files)
     return f", {here} of {len(files)} weight files are here" if here < len(files) else ""
@@ -291,16 +308,35 @@ def _branches(refs: Path) -> dict[str, str]:
 
 def _folders_in(folder: Path) -> list[Path]:
     try:
-        return sorted(Path(child.path) for child in os.scandir(folder) if child.is_dir())
+        children = (Path(child.path) for child in os.scandir(folder))
+        return sorted(child for child in children if _is_folder(child) and _is_text(child))
     except OSError:
         return []
 
 
 def _files_in(folder: Path) -> list[Path]:
     try:
-        return sorted(Path(child.path) for child in os.scandir(folder) if not child.is_dir())
+        children = (Path(child.path) for child in os.scandir(folder))
+        return sorted(child for child in children if not _is_folder(child) and _is_text(child))
     except OSError:
         return []
+
+
+def _is_text(path: Path) -> bool:
+    """Whether its name is UTF-8, which all that passes it on needs."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_folder(path: Path) -> bool:
+    """False for links that lead nowhere, in a circle, or where nobody may look."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def _size(path: Path) -> int:

@@ -11,19 +11,19 @@ from typing import Any
 
 import torch
 
-from engine.models.errors import ModelLoadError
-from engine.models.families import (
-    COMMON_DEFAULTS,
-    NATIVE,
-    Family,
+from engine.models.config_values import (
     count,
     damaged,
     head_dim,
+    natural,
     num_kv_heads,
+    num_layers,
+    optional_list,
     positive_number,
-    refuse_unsupported_features,
-    runner_of,
+    shown,
 )
+from engine.models.errors import ModelLoadError
+from engine.models.families import COMMON_DEFAULTS, NATIVE, Family, refuse_unsupported_features, runner_of
 from engine.models.rope import rotary_parameters
 from kernels.spec import DecoderSpec
 
@@ -42,18 +42,18 @@ def spec_from_config(config: Mapping[str, Any], dtype: torch.dtype) -> DecoderSp
     family = NATIVE[architecture]
     values = {**COMMON_DEFAULTS, **family.defaults, **config}
     refuse_unsupported_features(architecture, values)
-    hidden_size, num_layers = count(values, "hidden_size"), count(values, "num_hidden_layers")
+    hidden_size, depth = count(values, "hidden_size"), num_layers(values)
     num_heads, kv_heads = count(values, "num_attention_heads"), num_kv_heads(values)
     head_size = head_dim(values, hidden_size, num_heads)
     rotary = rotary_parameters(values, head_size, values["rope_theta_default"])
-    rope_layers = _rope_layers(family, values, num_layers)
+    rope_layers = _rope_layers(family, values, depth)
     attention_bias = bool(values.get("attention_bias")) if family.qkv_bias is None else family.qkv_bias
     return DecoderSpec(
         architecture=architecture,
         vocab_size=count(values, "vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=count(values, "intermediate_size"),
-        num_layers=num_layers,
+        num_layers=depth,
         num_heads=num_heads,
         num_kv_heads=kv_heads,
         head_dim=head_size,
@@ -103,29 +103,28 @@ def expected_tensors(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     return tensors
 
 
-def _rope_layers(family: Family, values: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
+def _rope_layers(family: Family, values: Mapping[str, Any], depth: int) -> tuple[bool, ...]:
     if family.model_type != "smollm3":
-        return (True,) * num_layers
-    given = values.get("no_rope_layers")
+        return (True,) * depth
+    given = optional_list(values, "no_rope_layers")
     if given is None:
-        interval = values.get("no_rope_layer_interval", 4)
-        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
-    if len(given) < num_layers:
-        raise damaged(f"no_rope_layers has {len(given)} entries for {num_layers} layers")
-    return tuple(bool(uses) for uses in given[:num_layers])
+        interval = count({"no_rope_layer_interval": 4, **values}, "no_rope_layer_interval")
+        return tuple((layer + 1) % interval != 0 for layer in range(depth))
+    if len(given) < depth:
+        raise damaged(f"no_rope_layers has {len(given)} entries for {depth} layers")
+    return tuple(bool(uses) for uses in given[:depth])
 
 
 def _windows(family: Family, values: Mapping[str, Any], rope_layers: tuple[bool, ...]) -> tuple[int | None, ...]:
     """The sliding window of each layer; empty where no layer has one."""
-    num_layers = len(rope_layers)
     if family.model_type == "llama":
         return ()
     size = values["sliding_window"]
     if family.model_type != "mistral" and not values.get("use_sliding_window", False):
         size = None
     sliding = _sliding_layers(family, values, rope_layers)
-    if len(sliding) != num_layers:
-        raise damaged(f"layer_types has {len(sliding)} entries for {num_layers} layers")
+    if len(sliding) != len(rope_layers):
+        raise damaged(f"layer_types has {len(sliding)} entries for {len(rope_layers)} layers")
     if size is None:
         if values.get("layer_types") is not None and any(sliding):
             raise damaged("layer_types asks for sliding_attention, but there is no sliding_window in use")
@@ -137,16 +136,17 @@ def _windows(family: Family, values: Mapping[str, Any], rope_layers: tuple[bool,
 
 
 def _sliding_layers(family: Family, values: Mapping[str, Any], rope_layers: tuple[bool, ...]) -> list[bool]:
-    layer_types = values.get("layer_types")
+    layer_types = optional_list(values, "layer_types")
     if layer_types is not None:
         for name in layer_types:
             if name not in ("full_attention", "sliding_attention", "attention"):
                 raise ModelLoadError(
-                    f"This model has layers of the type {name!r}, which is not supported.", "unsupported"
+                    f"This model has layers of the type {shown(name)}, which is not supported.", "unsupported"
                 )
         return [name == "sliding_attention" for name in layer_types]
     if family.model_type == "mistral":
         return [True] * len(rope_layers)
     if family.model_type == "smollm3":
         return [not uses_rope for uses_rope in rope_layers]
-    return [layer >= values["max_window_layers"] for layer in range(len(rope_layers))]
+    first = natural(values, "max_window_layers")
+    return [layer >= first for layer in range(len(rope_layers))]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import mmap
 import re
@@ -21,6 +20,7 @@ import torch
 
 from engine.config import STARTER_MODEL
 from engine.models.architecture import expected_tensors, spec_from_config
+from engine.models.config_values import read_object, shown
 from engine.models.digest import weights_digest
 from engine.models.errors import ModelLoadError, listed
 from engine.models.families import runner_of, text_names
@@ -46,10 +46,15 @@ def resolve_model(model: str, progress: Progress) -> Path:
     """
     if model == STARTER_MODEL:
         return ensure_starter(progress)
-    folder = Path(model).expanduser()
-    if folder.is_dir():
+    try:
+        folder = Path(model).expanduser()
+        is_folder, is_file = folder.is_dir(), folder.is_file()
+    except (OSError, RuntimeError) as error:  # a name too long, a home that nobody has, a place nobody may look into
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error).rstrip(".")
+        raise ModelLoadError(f"{shown(model)} cannot be opened: {why}.", "other") from error
+    if is_folder:
         return folder.resolve()
-    if folder.is_file():
+    if is_file:
         if folder.suffix.lower() == ".gguf":
             from engine.models.gguf_cache import ensure_imported  # tokenizers and more, for this kind of model alone
 
@@ -92,10 +97,11 @@ class Checkpoint:
         folder = Path(folder)
         if not folder.is_dir():
             raise ModelLoadError(f"There is no folder {folder}.", "other")
-        config = _read_json(folder / "config.json", required=True)
+        config = _read_config(folder)
         runner_of(config)  # first of all: whoever has the wrong model should not first be sent for its missing files
-        checkpoint = cls(folder, config, _read_json(folder / "generation_config.json"), find_shards(folder))
+        checkpoint = cls(folder, config, _read_generation_config(folder), find_shards(folder))
         checkpoint.spec(torch.float32)
+        _ = checkpoint.eos_token_ids
         return checkpoint
 
     @functools.cached_property
@@ -218,12 +224,18 @@ class Checkpoint:
 
     @functools.cached_property
     def eos_token_ids(self) -> frozenset[int]:
-        """Ids that end an answer: the union of what generation_config and config name."""
+        """Ids that end an answer: the union of what generation_config and config name. Raises :class:`ModelLoadError`
+        where that is no id."""
         ids: set[int] = set()
-        for source in (self.generation_config, self.config):
+        for source, file in ((self.generation_config, "generation_config.json"), (self.config, "config.json")):
             named = source.get("eos_token_id")
-            ids.update(named if isinstance(named, list) else [named] if named is not None else [])
-        return frozenset(int(token_id) for token_id in ids)
+            for token_id in named if isinstance(named, list) else [] if named is None else [named]:
+                if isinstance(token_id, bool) or not isinstance(token_id, int):
+                    raise ModelLoadError(
+                        f"{file}: eos_token_id is {shown(named)}; it must be a token's id or a list of them.", "damaged"
+                    )
+                ids.add(token_id)
+        return frozenset(ids)
 
 
 class _MappedTensors(Mapping[str, torch.Tensor]):
@@ -257,15 +269,15 @@ class _MappedTensors(Mapping[str, torch.Tensor]):
         return len(self._where)
 
 
-def _read_json(path: Path, required: bool = False) -> dict[str, Any]:
-    if not path.exists():
-        if required:
-            raise ModelLoadError(f"The folder {path.parent} has no {path.name}; it is no model's folder.", "damaged")
-        return {}
+def _read_config(folder: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}.", "damaged") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path} does not hold a JSON object.", "damaged")
-    return value
+        return read_object(folder / "config.json")
+    except FileNotFoundError:
+        raise ModelLoadError(f"The folder {folder} has no config.json; it is no model's folder.", "damaged") from None
+
+
+def _read_generation_config(folder: Path) -> dict[str, Any]:
+    try:
+        return read_object(folder / "generation_config.json")
+    except FileNotFoundError:
+        return {}

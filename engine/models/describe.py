@@ -3,7 +3,6 @@ torch, no tensor is read."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.model_catalog import ModelEntry, Source, State
+from engine.models.config_values import read_object
 from engine.models.errors import ModelLoadError
 from engine.models.families import GGUF, NATIVE, Outline, outline, text_names
 from engine.models.footprint import COMPUTED_BYTES, weight_bytes, working_bytes
@@ -85,7 +85,7 @@ def describe_gguf(path: Path) -> ModelEntry:
             state="unsupported", architecture=named, parameters=_parameters(shapes), dtype=stored, **given,
             reason=f"The GGUF file holds {named}; Batchscope imports {', '.join(GGUF)}.",
         )  # fmt: skip
-    if header.number("split.count", 1) > 1 or header.fields.get("split.count", 1) > 1:
+    if header.num_parts > 1:
         return ModelEntry(
             state="unsupported", architecture=named, dtype=stored, **given,
             reason="The GGUF file is one of several parts; join them with llama-gguf-split --merge.",
@@ -159,14 +159,9 @@ def _config(folder: Path) -> dict[str, Any]:
     if (folder / "adapter_config.json").exists() and not path.exists():
         raise ModelLoadError("It is an adapter (LoRA), not a model; merge it into its model first.", "unsupported")
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path)
     except FileNotFoundError:
         raise ModelLoadError("It has weights but no config.json, which says what they are.", "damaged") from None
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}.", "damaged") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path} does not hold a JSON object.", "damaged")
-    return value
 
 
 def _named(config: dict[str, Any]) -> str:

@@ -7,12 +7,22 @@ with our paged attention in place of its own. Whatever is in neither is refused 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from engine.models.config_values import (
+    count,
+    damaged,
+    head_dim,
+    longest_context,
+    named_context,
+    num_kv_heads,
+    num_layers,
+    rotary_section,
+    shown,
+)
 from engine.models.errors import ModelLoadError
 
 Runner = Literal["native", "transformers"]
@@ -109,9 +119,6 @@ TRANSFORMERS: dict[str, LibraryFamily] = {
 }
 """By architecture: those whose numbers the tests compare with the library's own."""
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
-"""Scalings of rotary positions that the native decoder knows."""
-
 GGUF: dict[str, str] = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """``general.architecture`` of a GGUF file that can be imported → the architecture it becomes."""
 
@@ -146,7 +153,7 @@ def outline(config: Mapping[str, Any]) -> Outline:
         values = {**COMMON_DEFAULTS, **NATIVE[architecture].defaults, **config}
         refuse_unsupported_features(architecture, values)
         rotary = rotary_section(values, values["rope_theta_default"])
-        context = longest_context(int(positive_number(values, "max_position_embeddings")), rotary)
+        context = longest_context(named_context(values), rotary)
     else:
         values = {"tie_word_embeddings": True, **library_config(config)}
         context, _ = library_context(values)
@@ -154,7 +161,7 @@ def outline(config: Mapping[str, Any]) -> Outline:
     return Outline(
         architecture=architecture,
         runner=runner,
-        num_layers=count(values, "num_hidden_layers"),
+        num_layers=num_layers(values),
         hidden_size=hidden_size,
         intermediate_size=count(values, "intermediate_size"),
         num_kv_heads=num_kv_heads(values),
@@ -166,7 +173,9 @@ def outline(config: Mapping[str, Any]) -> Outline:
 
 def runner_of(config: Mapping[str, Any]) -> tuple[str, Runner]:
     """The architecture that ``config.json`` names, and what computes it. Raises :class:`ModelLoadError`."""
-    listed = config.get("architectures") or ()
+    listed = config.get("architectures") or []
+    if not isinstance(listed, str | list):
+        raise damaged(f"architectures is {shown(listed)}; it must be a list of names")
     named = [listed] if isinstance(listed, str) else [str(name) for name in listed]
     for name in named:
         if name in NATIVE:
@@ -181,16 +190,21 @@ def runner_of(config: Mapping[str, Any]) -> tuple[str, Runner]:
         for name, borrowed in TRANSFORMERS.items():
             if borrowed.model_type == model_type:
                 return name, "transformers"
-    shown = ", ".join(named) or model_type
-    if not shown:
+    if not named and not model_type:
         raise damaged("it names no architecture (neither architectures nor model_type)")
     raise ModelLoadError(
-        f"The architecture {shown} is not supported{_reason(config)}. "
+        f"The architecture {_written(named, model_type)} is not supported{_reason(config)}. "
         f"Batchscope runs {', '.join(NATIVE)} and, through the Transformers library, {len(TRANSFORMERS)} more.",
         "unsupported",
     )
 
 
+def _written(named: list[str], model_type: Any) -> str:
+    text = ", ".join(named) or str(model_type)
+    return text if len(text) <= _LONGEST_NAME else f"{text[:_LONGEST_NAME]}…"
+
+
+_LONGEST_NAME = 200
 _RECURRENT = ("mamba", "rwkv", "linear", "recurrent", "conv", "ssm", "xlstm", "retention", "deltanet")
 """Parts of names of model types, layer types and keys that tell of a state beside keys and values."""
 _SENSES = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower", "audio_token_id", "image_token_id")
@@ -241,7 +255,7 @@ def library_config(config: Mapping[str, Any]) -> dict[str, Any]:
     if family.model_class:
         text = config.get("text_config")
         if not isinstance(text, Mapping):
-            raise damaged(f"text_config is {text!r}; it must describe the text part of the model")
+            raise damaged(f"text_config is {shown(text)}; it must describe the text part of the model")
         own = text
         if "tie_word_embeddings" in config:
             own = {**own, "tie_word_embeddings": config["tie_word_embeddings"]}
@@ -283,16 +297,16 @@ def library_context(values: Mapping[str, Any]) -> tuple[int, str]:
     LongRoPE has other rotary positions for long contexts than for short ones, and what is in the cache cannot follow
     when a context grows from the one to the other.
     """
-    named = int(positive_number(values, "max_position_embeddings"))
+    named = named_context(values)
     scaling = values.get("rope_scaling") or values.get("rope_parameters") or {}
     if not isinstance(scaling, Mapping):
-        raise damaged(f"rope_scaling is {scaling!r}; it must be an object")
+        raise damaged(f"rope_scaling is {shown(scaling)}; it must be an object")
     for section in (scaling, *(part for part in scaling.values() if isinstance(part, Mapping))):
         if (section.get("rope_type") or section.get("type")) in ("longrope", "su"):
             holder = section if "original_max_position_embeddings" in section else values
             if holder.get("original_max_position_embeddings") is None:
                 continue
-            original = int(positive_number(holder, "original_max_position_embeddings"))
+            original = named_context(holder, "original_max_position_embeddings")
             if original < named:
                 reason = f"contexts end at {original:,} tokens, where LongRoPE changes to other positions"
                 return original, reason
@@ -303,7 +317,7 @@ def refuse_unsupported_features(architecture: str, values: Mapping[str, Any]) ->
     """Of a native family. Raises :class:`ModelLoadError`."""
     if values["hidden_act"] not in ("silu", "swish"):
         raise ModelLoadError(
-            f"{architecture} with the activation {values['hidden_act']!r} is not supported; only silu is.",
+            f"{architecture} with the activation {shown(values['hidden_act'])} is not supported; only silu is.",
             "unsupported",
         )
     refuse_quantised(values)
@@ -312,102 +326,9 @@ def refuse_unsupported_features(architecture: str, values: Mapping[str, Any]) ->
 def refuse_quantised(values: Mapping[str, Any]) -> None:
     quantisation = values.get("quantization_config")
     if quantisation:
-        method = quantisation.get("quant_method", "an unnamed method") if isinstance(quantisation, Mapping) else "?"
+        method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else None
+        method = method if isinstance(method, str) and len(method) <= _LONGEST_NAME else "an unnamed method"
         raise ModelLoadError(
             f"This checkpoint is quantised ({method}), which is not supported; take the float16 or bfloat16 one.",
             "unsupported",
         )
-
-
-# Numbers of a config.json --------------------------------------------------------------------------------------------
-
-
-def num_kv_heads(values: Mapping[str, Any]) -> int:
-    num_heads = count(values, "num_attention_heads")
-    kv_heads = num_heads if values.get("num_key_value_heads") is None else count(values, "num_key_value_heads")
-    if num_heads % kv_heads:
-        raise damaged(f"num_attention_heads is {num_heads}; it must be a multiple of num_key_value_heads, {kv_heads}")
-    return kv_heads
-
-
-def head_dim(values: Mapping[str, Any], hidden_size: int, num_heads: int) -> int:
-    if values.get("head_dim") is None:
-        if hidden_size % num_heads:
-            raise damaged(f"hidden_size is {hidden_size}; it must be a multiple of num_attention_heads, {num_heads}")
-        size = hidden_size // num_heads
-    else:
-        size = count(values, "head_dim")
-    if size % 2:
-        raise damaged(f"the heads have {size} dimensions; rotary positions need an even number")
-    return size
-
-
-def longest_context(named: int, rotary: Mapping[str, Any]) -> int:
-    """Tokens that the rotary positions are meant for: YaRN stretches what is ``named`` without it."""
-    if rotary.get("rope_type") != "yarn":
-        return named
-    original, factor = yarn_stretch(rotary, named)
-    return max(named, int(original * factor))
-
-
-def rotary_section(config: Mapping[str, Any], default_theta: float) -> dict[str, Any]:
-    """One flat dict with ``rope_type`` and ``rope_theta``, whichever form the configuration has them in.
-
-    Raises :class:`ModelLoadError`, ``unsupported`` for a scaling that the native decoder does not know (named).
-    """
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(scaling, Mapping):
-        raise ModelLoadError(f"config.json: rope_scaling is {scaling!r}; it must be an object.", "damaged")
-    if any(isinstance(value, Mapping) for value in scaling.values()):
-        raise ModelLoadError(
-            "This model has other rotary positions in some layers than in others (rope_parameters by layer type), "
-            "which Batchscope does not support.",
-            "unsupported",
-        )
-    parameters = dict(scaling)
-    rope_type = parameters["rope_type"] = parameters.get("rope_type") or parameters.get("type") or "default"
-    if rope_type not in ROPE_TYPES:
-        raise ModelLoadError(
-            f"This model's rotary positions are scaled by {rope_type!r}, which Batchscope does not know; it knows "
-            f"{', '.join(ROPE_TYPES)}.",
-            "unsupported",
-        )
-    if parameters.get("rope_theta") is None:
-        parameters["rope_theta"] = config.get("rope_theta") or default_theta
-    partial = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
-        raise ModelLoadError(
-            f"This model rotates only a part of each head (partial_rotary_factor {partial}), which its family does not "
-            "define; Batchscope does not guess.",
-            "unsupported",
-        )
-    if rope_type in ("llama3", "yarn"):
-        original = config.get("original_max_position_embeddings") or parameters.get("original_max_position_embeddings")
-        parameters["original_max_position_embeddings"] = original or config.get("max_position_embeddings")
-    return parameters
-
-
-def yarn_stretch(parameters: Mapping[str, Any], max_position: int) -> tuple[float, float]:
-    """The length that YaRN starts from, in tokens, and its factor."""
-    original = positive_number(parameters, "original_max_position_embeddings")
-    given = parameters.get("factor") is not None
-    return original, positive_number(parameters, "factor") if given else max_position / original
-
-
-def count(values: Mapping[str, Any], name: str) -> int:
-    value = values.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise damaged(f"{name} is {value!r}; it must be a whole number above 0")
-    return value
-
-
-def positive_number(parameters: Mapping[str, Any], name: str) -> float:
-    """A number of ``config.json``. Raises :class:`ModelLoadError`, ``damaged``, with its name where it is none."""
-    value = parameters.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
-        raise damaged(f"{name} is {value!r}; it must be a number above 0")
-    return value
-
-
-def damaged(what: str) -> ModelLoadError:
-    return ModelLoadError(f"config.json: {what}.", "damaged")

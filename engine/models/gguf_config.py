@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from engine.models.config_values import shown
 from engine.models.errors import ModelLoadError
 from engine.models.families import GGUF, NATIVE
 
@@ -43,11 +44,13 @@ def config_of(fields: Mapping[str, Any], shapes: Shapes, frequencies: npt.NDArra
     architecture = str(fields.get("general.architecture"))
     if architecture not in GGUF:
         raise ModelLoadError(
-            f"The GGUF file holds the architecture {architecture!r}; Batchscope imports {', '.join(GGUF)}.",
+            f"The GGUF file holds the architecture {shown(architecture)}; Batchscope imports {', '.join(GGUF)}.",
             "unsupported",
         )
     model = _Fields(fields, architecture)
     model.refuse_unsupported()
+    if "token_embd.weight" not in shapes:
+        raise ModelLoadError("The GGUF file lacks token_embd.weight, its embedding; download it again.", "damaged")
     family = NATIVE[GGUF[architecture]]
     hidden, heads = model.count("embedding_length"), model.count("attention.head_count")
     head_dim = model.count("attention.key_length", hidden // heads)
@@ -59,7 +62,7 @@ def config_of(fields: Mapping[str, Any], shapes: Shapes, frequencies: npt.NDArra
     config: dict[str, Any] = {
         "architectures": [GGUF[architecture]],
         "model_type": family.model_type,
-        "vocab_size": shapes["token_embd.weight"][0] if "token_embd.weight" in shapes else None,
+        "vocab_size": shapes["token_embd.weight"][0],
         "hidden_size": hidden,
         "intermediate_size": model.count("feed_forward_length"),
         "num_hidden_layers": model.count("block_count"),
@@ -102,12 +105,12 @@ class _Fields:
         if value is None:
             value = default
         if isinstance(value, list):
-            if len(set(value)) != 1:
+            if any(each != value[0] for each in value):
                 raise self.unsupported(name, "layers that differ from each other")
-            value = value[0]
-        if not isinstance(value, int | np.integer) or value < 1:
+            value = value[0] if value else None
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ModelLoadError(
-                f"The GGUF file's {self._architecture}.{name} is {value!r}; it must be a whole number above 0.",
+                f"The GGUF file's {self._architecture}.{name} is {shown(value)}; it must be a whole number above 0.",
                 "damaged",
             )
         return int(value)
@@ -116,9 +119,10 @@ class _Fields:
         value = self.get(name)
         if value is None:
             value = default
-        if not isinstance(value, int | float | np.number) or not math.isfinite(value) or value <= 0:
+        if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
             raise ModelLoadError(
-                f"The GGUF file's {self._architecture}.{name} is {value!r}; it must be a number above 0.", "damaged"
+                f"The GGUF file's {self._architecture}.{name} is {shown(value)}; it must be a number above 0.",
+                "damaged",
             )
         return float(value)
 
@@ -132,7 +136,7 @@ class _Fields:
 
     def unsupported(self, name: str, what: str) -> ModelLoadError:
         return ModelLoadError(
-            f"The GGUF file's model has {what} ({self._architecture}.{name} is {self.get(name)!r}), which is not "
+            f"The GGUF file's model has {what} ({self._architecture}.{name} is {shown(self.get(name))}), which is not "
             "imported. Take the model as safetensors, where there is one.",
             "unsupported",
         )
@@ -150,7 +154,7 @@ def _scaling(model: _Fields, context: int) -> dict[str, Any] | None:
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor} if factor != 1.0 else None
     if kind != "yarn":
-        raise model.unsupported("rope.scaling.type", f"rotary positions of the kind {kind!r}")
+        raise model.unsupported("rope.scaling.type", f"rotary positions of the kind {shown(kind)}")
     for name in ("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"):
         if model.get(name) not in (None, 1.0):
             raise model.unsupported(name, "a YaRN with a factor of its own for attention")

@@ -31,7 +31,7 @@ from engine.models.architecture import expected_tensors, spec_from_config
 from engine.models.errors import ModelLoadError
 from engine.models.gguf_config import config_of
 from engine.models.gguf_header import IMPORTED_BYTES, GgufHeader, GgufTensor, imported_type, read_gguf_header
-from engine.models.gguf_tokenizer import ends_of_answer, tokenizer_config_of, tokenizer_of
+from engine.models.gguf_tokenizer import ends_of_answer, token_id, tokenizer_config_of, tokenizer_of
 
 _TENSOR_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -82,6 +82,7 @@ def import_gguf(source: Path, folder: Path, progress: Progress, *, quantised: st
         divisors = _mapped(source, header, _FREQUENCIES).view(np.float32).reshape(-1)
     config = config_of(fields, shapes, divisors)
     plan = [_Planned.of(source, header, name, config, quantised) for name in shapes]
+    _refuse_overlaps(source, header, plan)
     _check(plan, config)
     config |= _special_ids(fields)
     most = max(("F32", "F16", "BF16"), key=lambda kind: sum(item.num_bytes for item in plan if item.dtype == kind))
@@ -102,13 +103,24 @@ def import_gguf(source: Path, folder: Path, progress: Progress, *, quantised: st
 
 
 def _refuse_part(source: Path, header: GgufHeader) -> None:
-    parts = header.fields.get("split.count", 1)
-    if parts > 1:
+    if header.num_parts > 1:
         raise ModelLoadError(
-            f"{source.name} is one of the {parts} parts of a model; join them first "
+            f"{source.name} is one of the {header.num_parts} parts of a model; join them first "
             "(llama-gguf-split --merge FIRST-PART WHOLE.gguf).",
             "unsupported",
         )
+
+
+def _refuse_overlaps(source: Path, header: GgufHeader, plan: list[_Planned]) -> None:
+    end = 0
+    for item in sorted(plan, key=lambda item: item.tensor.offset):
+        if item.tensor.offset < end or item.tensor.offset % header.alignment:
+            raise ModelLoadError(
+                f"{source} contradicts itself: {item.stored} begins at byte {item.tensor.offset:,} of the tensors, "
+                "within another or beside the file's grid; download it again.",
+                "damaged",
+            )
+        end = item.tensor.offset + item.data.nbytes
 
 
 def _mapped(source: Path, header: GgufHeader, name: str) -> npt.NDArray[np.uint8]:
@@ -143,9 +155,9 @@ def _unknown_type(name: str, tensor: GgufTensor) -> ModelLoadError:
 def _special_ids(fields: dict[str, Any]) -> dict[str, Any]:
     ends = ends_of_answer(fields)
     return {
-        "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
+        "bos_token_id": token_id(fields, "bos"),
         "eos_token_id": ends[0] if len(ends) == 1 else ends or None,
-        "pad_token_id": fields.get("tokenizer.ggml.padding_token_id"),
+        "pad_token_id": token_id(fields, "padding"),
     }
 
 

@@ -21,6 +21,7 @@ from tokenizers import (
     processors,
 )
 
+from engine.models.config_values import shown
 from engine.models.errors import ModelLoadError
 
 # Of ``tokenizer.ggml.token_type``.
@@ -74,12 +75,10 @@ _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn
 
 def tokenizer_of(fields: Mapping[str, Any]) -> Tokenizer:
     """Raises :class:`ModelLoadError`, ``unsupported``, with the name of a kind of tokenizer that is not imported."""
-    kind, tokens = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.tokens")
-    if not tokens:
-        raise ModelLoadError("The GGUF file has no vocabulary (tokenizer.ggml.tokens).", "damaged")
-    if kind not in _MAKERS:
+    kind, tokens = fields.get("tokenizer.ggml.model"), _tokens(fields)
+    if not isinstance(kind, str) or kind not in _MAKERS:
         raise ModelLoadError(
-            f"The GGUF file's tokenizer is of the kind {kind!r}; Batchscope imports {', '.join(_MAKERS)}.",
+            f"The GGUF file's tokenizer is of the kind {shown(kind)}; Batchscope imports {', '.join(_MAKERS)}.",
             "unsupported",
         )
     try:
@@ -92,13 +91,35 @@ def tokenizer_of(fields: Mapping[str, Any]) -> Tokenizer:
     for special, wanted in ((True, (_CONTROL, _UNKNOWN)), (False, (_USER_DEFINED,))):
         added = [token for token, its in zip(tokens, types, strict=True) if its in wanted and token]
         tokenizer.add_tokens([AddedToken(token, normalized=False, special=special) for token in added])
-    bos = fields.get("tokenizer.ggml.bos_token_id")
+    bos = token_id(fields, "bos")
     if bos is not None and adds_bos(fields):
         name = tokens[bos]
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=[name, "$A"], pair=[name, "$A", "$B"], special_tokens=[(name, int(bos))]
+            single=[name, "$A"], pair=[name, "$A", "$B"], special_tokens=[(name, bos)]
         )
     return tokenizer
+
+
+def token_id(fields: Mapping[str, Any], name: str) -> int | None:
+    """The token that the file names as ``bos``, ``eos``, ``padding`` …; None where it names none, or one outside its
+    vocabulary, as files do that mean none."""
+    value = fields.get(f"tokenizer.ggml.{name}_token_id")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ModelLoadError(
+            f"The GGUF file's tokenizer.ggml.{name}_token_id is {shown(value)}; it must be a token's id.", "damaged"
+        )
+    return value if 0 <= value < len(_tokens(fields)) else None
+
+
+def _tokens(fields: Mapping[str, Any]) -> list[str]:
+    tokens = fields.get("tokenizer.ggml.tokens")
+    if not tokens:
+        raise ModelLoadError("The GGUF file has no vocabulary (tokenizer.ggml.tokens).", "damaged")
+    if not isinstance(tokens, list) or not isinstance(tokens[0], str):
+        raise ModelLoadError("The GGUF file's vocabulary (tokenizer.ggml.tokens) is no list of texts.", "damaged")
+    return tokens
 
 
 def adds_bos(fields: Mapping[str, Any]) -> bool:
@@ -112,39 +133,39 @@ def adds_bos(fields: Mapping[str, Any]) -> bool:
 
 def ends_of_answer(fields: Mapping[str, Any]) -> list[int]:
     """Ids that end an answer: what the file names as that, and the control tokens that are known to."""
-    tokens = fields["tokenizer.ggml.tokens"]
-    named = [fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    tokens = _tokens(fields)
+    named = [token_id(fields, name) for name in ("eos", "eot", "eom")]
     # A file may use such a token for something else, as SmolLM2's do for what is unknown.
-    other = {fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "unknown")}
+    other = {token_id(fields, name) for name in ("bos", "unknown")}
     known = [
-        token_id
-        for token_id, (token, kind) in enumerate(zip(tokens, _types(fields, tokens), strict=True))
-        if token in _TURN_ENDS and kind == _CONTROL and token_id not in other
+        number
+        for number, (token, kind) in enumerate(zip(tokens, _types(fields, tokens), strict=True))
+        if token in _TURN_ENDS and kind == _CONTROL and number not in other
     ]
-    return sorted({int(token_id) for token_id in [*named, *known] if token_id is not None})
+    return sorted({number for number in [*named, *known] if number is not None})
 
 
 def tokenizer_config_of(fields: Mapping[str, Any], context: int) -> dict[str, Any]:
     """``tokenizer_config.json``; ``context``: the model's, in tokens."""
-    tokens = fields["tokenizer.ggml.tokens"]
+    tokens = _tokens(fields)
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        number = fields.get(f"tokenizer.ggml.{key}_token_id")
-        if number is not None and 0 <= number < len(tokens):
+        number = token_id(fields, key)
+        if number is not None:
             config[f"{name}_token"] = tokens[number]
     config["add_bos_token"] = adds_bos(fields)
     config["clean_up_tokenization_spaces"] = False
     config["model_max_length"] = context
-    if "tokenizer.chat_template" in fields:
+    if isinstance(fields.get("tokenizer.chat_template"), str):
         config["chat_template"] = fields["tokenizer.chat_template"]
     return config
 
 
 def _byte_level(fields: Mapping[str, Any], tokens: Sequence[str]) -> Tokenizer:
     pre = fields.get("tokenizer.ggml.pre") or "default"
-    if pre not in _SPLITS:
+    if not isinstance(pre, str) or pre not in _SPLITS:
         raise ModelLoadError(
-            f"The GGUF file's tokenizer splits text by the rule {pre!r}, which Batchscope does not know; it knows "
+            f"The GGUF file's tokenizer splits text by the rule {shown(pre)}, which Batchscope does not know; it knows "
             f"{', '.join(_SPLITS)}.",
             "unsupported",
         )
@@ -164,7 +185,7 @@ def _sentencepiece(fields: Mapping[str, Any], tokens: Sequence[str]) -> Tokenize
     scores = fields.get("tokenizer.ggml.scores")
     if not scores:
         raise ModelLoadError("The GGUF file's tokenizer has no scores (tokenizer.ggml.scores).", "damaged")
-    unknown = fields.get("tokenizer.ggml.unknown_token_id")
+    unknown = token_id(fields, "unknown")
     types = _types(fields, tokens)
     if unknown is None and _UNKNOWN in types:
         unknown = types.index(_UNKNOWN)
@@ -216,9 +237,11 @@ def _types(fields: Mapping[str, Any], tokens: Sequence[str]) -> list[int]:
     types = fields.get("tokenizer.ggml.token_type")
     if types is None:
         return [_NORMAL] * len(tokens)
+    if not isinstance(types, list) or not all(isinstance(kind, int) for kind in types):
+        raise ModelLoadError("The GGUF file's tokenizer.ggml.token_type is no list of numbers.", "damaged")
     if len(types) != len(tokens):
         raise ModelLoadError(
             f"The GGUF file has {len(tokens):,} tokens and the types of {len(types):,}; one of the two is cut short.",
             "damaged",
         )
-    return [int(kind) for kind in types]
+    return types

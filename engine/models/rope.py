@@ -15,8 +15,14 @@ from typing import Any
 
 import torch
 
-from engine.models.errors import ModelLoadError
-from engine.models.families import longest_context, positive_number, rotary_section, yarn_stretch
+from engine.models.config_values import (
+    damaged,
+    longest_context,
+    named_context,
+    positive_number,
+    rotary_section,
+    yarn_stretch,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,7 @@ def rotary_parameters(config: Mapping[str, Any], head_dim: int, default_theta: f
     """
     parameters = rotary_section(config, default_theta)
     rope_type = parameters["rope_type"]
-    max_position = int(positive_number(config, "max_position_embeddings"))
+    max_position = named_context(config)
     base = positive_number(parameters, "rope_theta")
     frequencies = base ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
     if rope_type in ("default", "dynamic"):
@@ -55,9 +61,7 @@ def _llama3(inv_freq: torch.Tensor, parameters: Mapping[str, Any]) -> torch.Tens
     low, high = positive_number(parameters, "low_freq_factor"), positive_number(parameters, "high_freq_factor")
     original = positive_number(parameters, "original_max_position_embeddings")
     if high <= low:
-        raise ModelLoadError(
-            f"config.json: high_freq_factor is {high}; it must be above low_freq_factor, {low}.", "damaged"
-        )
+        raise damaged(f"high_freq_factor is {high}; it must be above low_freq_factor, {low}")
     wavelength = 2 * math.pi / inv_freq
     blend = (original / wavelength - low) / (high - low)
     blended = (1 - blend) * inv_freq / factor + blend * inv_freq
@@ -70,9 +74,11 @@ def _yarn(frequencies: torch.Tensor, base: float, parameters: Mapping[str, Any],
     """YaRN (arXiv 2309.00071): a ramp between kept and stretched frequencies, and a factor on cos and sin."""
     original, factor = yarn_stretch(parameters, max_position)
     half = frequencies.shape[0]
+    if base == 1:
+        raise damaged("rope_theta is 1, which YaRN cannot stretch")
     low, high = (
         2 * half * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
-        for turns in (parameters.get("beta_fast") or 32, parameters.get("beta_slow") or 1)
+        for turns in (_or(parameters, "beta_fast", 32), _or(parameters, "beta_slow", 1))
     )
     if parameters.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
@@ -93,8 +99,12 @@ def _yarn_attention(factor: float, parameters: Mapping[str, Any]) -> float:
     def mscale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    given = parameters.get("attention_factor")
-    if given is not None:
-        return float(given)
-    numerator, denominator = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    if parameters.get("attention_factor") is not None:
+        return float(positive_number(parameters, "attention_factor"))
+    numerator, denominator = _or(parameters, "mscale", 0), _or(parameters, "mscale_all_dim", 0)
     return mscale(numerator) / mscale(denominator) if numerator and denominator else mscale(1.0)
+
+
+def _or(parameters: Mapping[str, Any], name: str, default: float) -> float:
+    """A number that may be missing, null or 0."""
+    return positive_number(parameters, name) if parameters.get(name) else default

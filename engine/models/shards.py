@@ -7,18 +7,24 @@ loaded.
 
 from __future__ import annotations
 
-import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.failures import describe
+from engine.models.config_values import parsed, read_object, shown
 from engine.models.errors import ModelLoadError
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _SHARD = re.compile(r"-\d{5}-of-(\d{5})\.safetensors$")
+_LONGEST_NAME = 255
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _LONGEST_HEADER = 100_000_000
+_MOST_DIMENSIONS = 16
+_VALUES_IN_A_BYTE = 2
+"""Of the smallest type that safetensors has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +53,17 @@ def find_shards(folder: Path) -> list[Shard]:
 
 
 def _indexed(folder: Path) -> list[Shard]:
-    try:
-        index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
-        weight_map = {str(name): str(file) for name, file in index["weight_map"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelLoadError(f"{folder / _INDEX} cannot be read: {error!r}.", "damaged") from error
+    index = read_object(folder / _INDEX)
+    listed = index.get("weight_map")
+    if not isinstance(listed, dict):
+        raise ModelLoadError(f"{folder / _INDEX} has no weight_map, which says where each tensor is.", "damaged")
+    weight_map = {name: str(file) for name, file in listed.items()}
     files = sorted(set(weight_map.values()))
     if not files:
         raise ModelLoadError(f"{folder / _INDEX} names no files.", "damaged")
     for file in files:
-        if Path(file).name != file:
-            raise ModelLoadError(f"{_INDEX} names {file!r}, which is not a file of its own folder.", "damaged")
+        if Path(file).name != file or not file.isprintable() or len(file) > _LONGEST_NAME:
+            raise ModelLoadError(f"{_INDEX} names {shown(file)}, which is not a file of its own folder.", "damaged")
         if not (folder / file).exists():
             raise ModelLoadError(
                 f"{_INDEX} names {file}, which is not in {folder}; download the model again.", "damaged"
@@ -100,6 +106,8 @@ def _no_weights(folder: Path) -> ModelLoadError:
 def read_shard(path: Path) -> Shard:
     """The header of one file, checked against the file's size. Raises :class:`ModelLoadError`."""
     try:
+        if not path.is_file():  # reading a pipe would wait for ever
+            raise ValueError("it is no ordinary file")
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -109,11 +117,12 @@ def read_shard(path: Path) -> Shard:
                     f"{length:,}; download it again.",
                     "damaged",
                 )
-            header = json.loads(file.read(length))
+            header = parsed(file.read(length))
         header.pop("__metadata__", None)
         tensors = {name: _entry(value, 8 + length) for name, value in header.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ModelLoadError(f"{path} is no safetensors file: {error!r}.", "damaged") from error
+        why = error if isinstance(error, ValueError) else describe(error)
+        raise ModelLoadError(f"{path} is no safetensors file: {why}.", "damaged") from error
     end = 8 + length
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].begin):
         if tensor.begin != end:
@@ -134,8 +143,10 @@ def read_shard(path: Path) -> Shard:
 def _entry(value: dict[str, object], data_begin: int) -> StoredTensor:
     shape, offsets = value["shape"], value["data_offsets"]
     if not isinstance(shape, list) or not isinstance(offsets, list):
-        raise ValueError(f"a header entry is {value!r}")
+        raise ValueError(f"a header entry is {shown(value)}")
     begin, end = offsets
     if not all(isinstance(number, int) and number >= 0 for number in (*shape, begin, end)) or begin > end:
-        raise ValueError(f"a header entry has the shape {shape} and the place {offsets}")
+        raise ValueError(f"a header entry has the shape {shown(shape)} and the place {shown(offsets)}")
+    if len(shape) > _MOST_DIMENSIONS or math.prod(shape) > (end - begin) * _VALUES_IN_A_BYTE:
+        raise ValueError(f"{end - begin:,} bytes cannot hold a tensor of the shape {shown(shape)}")
     return StoredTensor(str(value["dtype"]), tuple(shape), data_begin + begin, end - begin)

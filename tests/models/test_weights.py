@@ -291,7 +291,7 @@ def test_damaged_files_are_named(tmp_path: Path, shards: int, damage: Callable[[
         (_index_lies, "damaged", "but it is not"),
         (_index_points_outside, "damaged", "not a file of its own folder"),
         (lambda f: (f / "model.safetensors.index.json").write_text("{"), "damaged", "index.json cannot be read"),
-        (lambda f: (f / "model.safetensors.index.json").write_text("[]"), "damaged", "index.json cannot be read"),
+        (lambda f: (f / "model.safetensors.index.json").write_text("[]"), "damaged", "index.json does not hold"),
         (_only(), "damaged", "has no weights"),
         (_only("pytorch_model.bin"), "unsupported", "pickles.*pytorch_model.bin"),
         (_only("consolidated.00.pth"), "unsupported", "pickles.*consolidated.00.pth"),
