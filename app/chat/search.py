@@ -2,7 +2,8 @@
 
 The index holds the trigrams of every text that is not being written any more: an answer enters it once, when it ends.
 It says in which messages all trigrams of a needle occur; whether the needle does is looked up in the text itself. It is
-made of the messages and kept up to date by triggers, and it is whole exactly as long as these are there.
+made of the messages, as far as ``trigrams_filled`` says, and to there kept up to date by triggers; it can be trusted
+exactly as long as these are there. What lies beyond is read.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import functools
 import re
 import sqlite3
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,12 +30,20 @@ _LONGEST_NEEDLE = 1_000
 _MOST_TRIGRAMS = 32
 _QUICK_BLOCKS = 5_000
 """So many blocks of the index, of 4 KB, are written anew in well under a second."""
+_ALL = 2**62
+"""As the last row that is in the index: every one there is or will be."""
+_FIRST_SECONDS = 0.05
+"""As long as a start may take for indexing; the rest follows in slices."""
+_BATCH_ROWS, _BATCH_BYTES = 500, 250_000
+"""Indexed at once, in some 20 ms."""
 _CLOSED = "{row}.status NOT IN ('streaming', 'queued')"
-_OLD_CLOSED, _NEW_CLOSED = _CLOSED.format(row="old"), _CLOSED.format(row="new")
+_INDEXED = f"({_CLOSED} AND {{row}}.rowid <= (SELECT up_to FROM trigrams_filled))"
+_OLD_CLOSED, _NEW_CLOSED = _INDEXED.format(row="old"), _INDEXED.format(row="new")
 _CHANGED = f"(old.text IS NOT new.text OR ({_OLD_CLOSED}) <> ({_NEW_CLOSED}))"
 _ADD = "INSERT INTO message_trigrams (rowid, text) VALUES (new.rowid, new.text);"
 _TAKE_OUT = "INSERT INTO message_trigrams (message_trigrams, rowid, text) VALUES ('delete', old.rowid, old.text);"
 _TABLE = "CREATE VIRTUAL TABLE message_trigrams USING fts5(text, content='', tokenize='trigram', detail='none')"
+_FILLED = "CREATE TABLE trigrams_filled (up_to INTEGER NOT NULL)"
 _TRIGGERS = (
     f"CREATE TRIGGER trigrams_of_new AFTER INSERT ON messages WHEN {_NEW_CLOSED} BEGIN {_ADD} END",
     f"CREATE TRIGGER trigrams_of_gone AFTER DELETE ON messages WHEN {_OLD_CLOSED} BEGIN {_TAKE_OUT} END",
@@ -103,19 +113,21 @@ def snippet_of(text: str, needle: str) -> str:
 
 
 def prepare_index(connection: sqlite3.Connection) -> None:
-    """Builds the index where there is none. Without FTS5, or where that fails, searching reads every text."""
+    """Begins the index where there is none, to be filled by :func:`fill_index`. Without FTS5, or where that fails,
+    searching reads every text."""
     try:
         if _is_indexed(connection):
             connection.execute("SELECT rowid FROM message_trigrams WHERE message_trigrams MATCH '\"abc\"'").fetchone()
-            return
+            if connection.execute("SELECT count(*) FROM trigrams_filled").fetchone()[0] == 1:
+                return
         connection.execute("BEGIN IMMEDIATE")
         _drop_triggers(connection)
-        connection.execute("DROP TABLE IF EXISTS message_trigrams")
-        connection.execute(_TABLE)
-        _fill(connection)
-        for statement in _TRIGGERS:
+        for table in ("message_trigrams", "trigrams_filled"):
+            connection.execute(f"DROP TABLE IF EXISTS {table}")
+        for statement in (_TABLE, _FILLED, "INSERT INTO trigrams_filled VALUES (0)", *_TRIGGERS):
             connection.execute(statement)
         connection.execute("COMMIT")
+        fill_index(connection, _FIRST_SECONDS)
     except files.SQLITE_ERRORS:
         with contextlib.suppress(*files.SQLITE_ERRORS):
             if connection.in_transaction:
@@ -131,11 +143,42 @@ def forget_deleted(connection: sqlite3.Connection) -> None:
             connection.execute("INSERT INTO message_trigrams (message_trigrams) VALUES ('optimize')")
 
 
-def _fill(connection: sqlite3.Connection) -> None:
+def fill_index(connection: sqlite3.Connection, seconds: float) -> bool:
+    """Goes on with the index for about so long; whether it is whole now. Raises one of :data:`files.SQLITE_ERRORS`."""
+    until = time.perf_counter() + seconds
+    while _is_indexed(connection):
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            is_whole = _index_batch(connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        if is_whole:
+            return True
+        if time.perf_counter() > until:
+            return False
+    return True  # there is none
+
+
+def _index_batch(connection: sqlite3.Connection) -> bool:
+    first = connection.execute("SELECT up_to FROM trigrams_filled").fetchone()[0]
+    if first >= _ALL:
+        return True
+    last, size = _ALL, 0
+    query = "SELECT rowid, length(CAST(text AS BLOB)) FROM messages WHERE rowid > ? ORDER BY rowid LIMIT ?"
+    for rowid, length in connection.execute(query, (first, _BATCH_ROWS)):
+        last, size = rowid, size + (length or 0)
+        if size > _BATCH_BYTES:
+            break
     connection.execute(
-        "INSERT INTO message_trigrams (rowid, text) "
-        f"SELECT rowid, text FROM messages WHERE {_CLOSED.format(row='messages')}"
+        "INSERT INTO message_trigrams (rowid, text) SELECT rowid, text FROM messages "
+        f"WHERE rowid > ? AND rowid <= ? AND {_CLOSED.format(row='messages')}",
+        (first, last),
     )
+    connection.execute("UPDATE trigrams_filled SET up_to = ?", (last,))
+    return last >= _ALL
 
 
 def texts_with(connection: sqlite3.Connection, needle: str) -> dict[str, TextHit]:
@@ -148,8 +191,9 @@ def texts_with(connection: sqlite3.Connection, needle: str) -> dict[str, TextHit
         holds, values = "holds(text)", []
     if len(needle) < 3 or not _is_indexed(connection):
         return _hits(connection, holds, values)
-    # Texts that are being written are not in the index; there are never many of them.
-    found = _hits(connection, f"status IN ('streaming', 'queued') AND {holds}", values)
+    # What is being written, of which there is never much, is not in the index, nor what it has not come to yet.
+    beyond = "(status IN ('streaming', 'queued') OR rowid > (SELECT up_to FROM trigrams_filled))"
+    found = _hits(connection, f"{beyond} AND {holds}", values)
     trigrams = dict.fromkeys(needle[at : at + 3].replace('"', '""') for at in range(len(needle) - 2))
     query = " AND ".join(f'"{each}"' for each in list(trigrams)[:_MOST_TRIGRAMS])
     candidates = "rowid IN (SELECT rowid FROM message_trigrams WHERE message_trigrams MATCH ?)"
@@ -173,7 +217,7 @@ def _is_indexed(connection: sqlite3.Connection) -> bool:
 @functools.cache
 def _whole_index() -> dict[str, str]:
     with contextlib.closing(schema.reference(schema.SCHEMA_VERSION)) as reference:
-        for statement in (_TABLE, *_TRIGGERS):
+        for statement in (_TABLE, _FILLED, *_TRIGGERS):
             reference.execute(statement)
         return _parts(reference)
 

@@ -10,10 +10,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.chat import backup
 from app.chat.conversation import (
@@ -38,6 +39,10 @@ from app.chat.store import ChatStore, StoreError
 from app.engine_bridge import EngineBridge
 from engine.request import SamplingParams
 
+INDEX_AFTER_MS = 1_500
+INDEX_SECONDS, INDEX_REST_MS = 0.02, 40
+"""The window is up before indexing goes on, and has two thirds of the time while it does."""
+
 
 class ChatSession(QObject):
     listed = Signal()
@@ -57,6 +62,9 @@ class ChatSession(QObject):
         self.conversations = Conversations()
         self._saver = Saver(ChatStore.open(store_path), self)
         self._saver.problem_changed.connect(lambda: self.save_problem.emit(self.problem))
+        self._index_timer = QTimer(self)
+        self._index_timer.setSingleShot(True)
+        self._index_timer.timeout.connect(lambda: self._index_more())
         self._read_all()
         self._requests = Requests(bridge, lambda: self.conversations, self)
         self._requests.begun.connect(self.listed)
@@ -75,6 +83,7 @@ class ChatSession(QObject):
     def close(self) -> None:
         """Saves what there is and lets go of the file. Open answers are on disk as far as they came."""
         self._requests.close()
+        self._index_timer.stop()
         self._saver.close()
 
     # Messages: where it cannot be done, ChatError says why and nothing has changed -----------------------------------
@@ -334,6 +343,13 @@ class ChatSession(QObject):
                 self.conversations.add(conversation)
 
         self._saver.attempt(read)
+        self._index_more(then_after=INDEX_AFTER_MS)
+
+    def _index_more(self, *, then_after: int = INDEX_REST_MS) -> None:
+        """A slice of what is not indexed yet, of a file of an older version, say; until then it is found by reading."""
+        with contextlib.suppress(StoreError):
+            if not self.store.index_more(INDEX_SECONDS):
+                self._index_timer.start(then_after)
 
     def _store_now(self, action) -> None:
         try:

@@ -214,6 +214,11 @@ class ChatStore:
         """What each conversation, by its id, holds of ``needle``, whatever its case."""
         return self._salvaging(lambda: search.texts_with(self._connection, needle))
 
+    def index_more(self, seconds: float) -> bool:
+        """Makes more texts quick to search, for about so long; whether all are."""
+        with self._said():
+            return search.fill_index(self._connection, seconds)
+
     def holds(self, conversation_id: str) -> bool:
         """Whether there is a conversation of that id in the file, a deleted one included."""
         return self._exists("conversations", conversation_id)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
 import time
 
 import pytest
 
 from app.chat import schema, search
+from app.chat import session as session_module
 from app.chat.conversation import Conversation, Message, MessageStatus, Role
 from app.chat.search import HIT_BEGINS, HIT_ENDS, Found, snippet_of
-from app.chat.store import ChatStore
+from app.chat.store import ChatStore, SavedMessage
+from tests.app.chat.fake_bridge import FakeBridge
 from tests.app.chat.test_store import damage_a_page, exchange, save
+from tests.app.chat.version_1 import make_version_1
 
 
 @pytest.fixture
@@ -184,3 +188,62 @@ def test_snippets_are_one_line_cut_between_words():
     assert f"{HIT_BEGINS}needle{HIT_ENDS}" in snippet and "\n" not in snippet and len(snippet) < 110
     assert snippet.startswith("…") and snippet.endswith("…") and not snippet.startswith("…ine")
     assert snippet_of("a \u2068false\u2069 mark", "mark") == f"a false {HIT_BEGINS}mark{HIT_ENDS}"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_index_that_is_filled_bit_by_bit_finds_all_at_any_time(store_path, monkeypatch, seed):
+    monkeypatch.setattr(search, "_FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(search, "_BATCH_ROWS", 7)
+    dice = random.Random(seed)
+    make_version_1(store_path, chats=6, turns=5)
+    store = ChatStore.open(store_path)
+    chats = store.conversations()
+    for chat in chats:
+        store.load_messages(chat)
+    is_whole = False
+    for number in range(60):
+        chat = dice.choice(chats)
+        message = dice.choice(chat.messages)
+        what = dice.choice(["change", "stream", "close", "delete", "new", "index", "search"])
+        if what == "change":
+            message.text = f"changed at {number}"
+        elif what in ("stream", "close") and message.role is Role.ASSISTANT:
+            message.status = MessageStatus.STREAMING if what == "stream" else MessageStatus.COMPLETE
+        elif what == "delete" and not chat.tree.children(message.id):
+            chat.tree.remove(message)
+            store.save([], [], [message])
+            continue
+        elif what == "new":
+            message = Message(message.role.other, f"new at {number}", parent=message.id, number=chat.tree.next_number)
+            chat.tree.add(message)
+        elif what == "index":
+            is_whole = store.index_more(0.0)
+        store.save([chat], [SavedMessage(chat, message)])
+        for needle in ("answer 3", "question", "changed", "new at", f"at {number}"):
+            wanted = {
+                each.id: count for each in chats if (count := sum(needle in message.text for message in each.messages))
+            }
+            assert {key: hit.messages for key, hit in store.find_texts(needle).items()} == wanted
+    while not is_whole:
+        is_whole = store.index_more(0.0)
+    assert store._connection.execute("SELECT up_to FROM trigrams_filled").fetchone()[0] == search._ALL
+    store.close()
+
+
+def test_a_large_file_is_indexed_once_the_window_is_up(qapp, qtbot, store_path, monkeypatch):
+    monkeypatch.setattr(search, "_FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(search, "_BATCH_ROWS", 7)
+    for name in ("INDEX_AFTER_MS", "INDEX_REST_MS"):
+        monkeypatch.setattr(session_module, name, 1)
+    monkeypatch.setattr(session_module, "INDEX_SECONDS", 0.0)
+    make_version_1(store_path, chats=6, turns=5)
+    session = session_module.ChatSession(FakeBridge(), store_path)
+    assert len(session.search("answer 4")) == 6
+
+    def up_to() -> int:
+        return session.store._connection.execute("SELECT up_to FROM trigrams_filled").fetchone()[0]
+
+    assert up_to() < 60
+    qtbot.waitUntil(lambda: up_to() == search._ALL)
+    assert len(session.search("answer 4")) == 6
+    session.close()
