@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from app.theme import SPACING
@@ -28,6 +29,7 @@ class EmptyPage(QWidget):
         column.addStretch(1)
         heading = label(tr("What shall the model write?"), "heading")
         heading.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        heading.setWordWrap(True)
         column.addWidget(heading)
         hint = label(tr("It runs on this machine; nothing you write leaves it."), "muted")
         hint.setAlignment(Qt.AlignmentFlag.AlignCenter)
@@ -72,6 +74,14 @@ class _Suggestion(QPushButton):
 
     def heightForWidth(self, width: int) -> int:
         return self._label.heightForWidth(width - 24) + 18
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(160, self.sizeHint().height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        if event.size().width() != event.oldSize().width():
+            self.updateGeometry()  # its text may take more lines, or fewer
 
     def sizeHint(self) -> QSize:
         hint = super().sizeHint()

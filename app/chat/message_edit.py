@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QMimeData, Qt, Signal
+from PySide6.QtCore import QEvent, QMimeData, Qt, Signal
 from PySide6.QtGui import QAbstractTextDocumentLayout, QKeyEvent, QTextCursor, QTextDocument
 from PySide6.QtWidgets import QPlainTextDocumentLayout, QPlainTextEdit, QWidget
 
@@ -97,6 +97,12 @@ class MessageEdit(QPlainTextEdit):
             self.edit_last_wanted.emit()
             return
         super().keyPressEvent(event)
+
+    def changeEvent(self, event: QEvent) -> None:
+        super().changeEvent(event)
+        if event.type() == QEvent.Type.FontChange and self._layout is not None:
+            self.document().setDefaultFont(self.font())
+            self._fit()
 
     def insertFromMimeData(self, source: QMimeData) -> None:
         if not source.hasText():

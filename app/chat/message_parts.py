@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from PySide6.QtCore import QPoint, QRectF, Qt, Signal
+from PySide6.QtCore import QEvent, QPoint, QRectF, Qt, Signal
 from PySide6.QtGui import QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QHBoxLayout, QLabel, QMenu, QSizePolicy, QToolButton, QWidget
 
@@ -15,34 +15,40 @@ from app.translation import ntr, tr
 from app.widgets import label
 from engine.request import request_name
 
-MOST_BUTTON_PX = 19
-"""As high as the line of text that it stands beside."""
 MenuEntry = tuple[str, Callable[[], object]]
 
 
+class LineButton(QToolButton):
+    """As high as the line of text that it stands beside."""
+
+    def __init__(self, text: str, tip: str) -> None:
+        super().__init__()
+        self.setText(text)
+        self.setToolTip(tip)
+        self.setAccessibleName(tip)
+        self.setProperty("role", "flat")
+        self.setCursor(Qt.CursorShape.PointingHandCursor)
+        self._fit()
+
+    def changeEvent(self, event: QEvent) -> None:
+        super().changeEvent(event)
+        if event.type() == QEvent.Type.FontChange:
+            self._fit()
+
+    def _fit(self) -> None:
+        self.setMaximumHeight(self.fontMetrics().height() + 1)
+
+
 def flat_button(text: str, tip: str) -> QToolButton:
-    result = QToolButton()
-    result.setText(text)
-    result.setToolTip(tip)
-    result.setAccessibleName(tip)
-    result.setProperty("role", "flat")
-    result.setMaximumHeight(MOST_BUTTON_PX)
-    result.setCursor(Qt.CursorShape.PointingHandCursor)
-    return result
+    return LineButton(text, tip)
 
 
-class MoreButton(QToolButton):
+class MoreButton(LineButton):
     """What is seldom wanted, behind three dots; ``entries`` is asked when the menu opens."""
 
     def __init__(self, entries: Callable[[], list[MenuEntry]]) -> None:
-        super().__init__()
+        super().__init__("⋯", tr("More"))
         self._entries = entries
-        self.setText("⋯")
-        self.setToolTip(tr("More"))
-        self.setAccessibleName(tr("More"))
-        self.setProperty("role", "flat")
-        self.setMaximumHeight(MOST_BUTTON_PX)
-        self.setCursor(Qt.CursorShape.PointingHandCursor)
         self.clicked.connect(self.open_menu)
 
     def open_menu(self) -> QMenu:

@@ -182,7 +182,10 @@ class Transcript(FollowingArea):
         users = [view for view in self._views.values() if isinstance(view, UserView) and not view.message.damage]
         if self._window.end is not None or not users:
             return False
-        users[-1].begin_edit()
+        view = users[-1]
+        view.begin_edit()
+        if not 0 <= self._y_of(view) < self.viewport().height() // 2:  # its answer may be longer than the screen
+            self._hold(view, FOUND_TOP_PX)
         return True
 
     def _make_view(self, message: Message) -> UserView | AnswerView:

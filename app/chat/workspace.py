@@ -13,7 +13,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QCoreApplication, QEvent, QObject, QSettings, Qt, QTimer
 from PySide6.QtGui import QKeySequence, QShortcut
-from PySide6.QtWidgets import QToolButton
+from PySide6.QtWidgets import QApplication, QToolButton
 
 from app.chat.chat_commands import ChatCommands
 from app.chat.chat_files import ChatFiles
@@ -308,12 +308,15 @@ class ChatWorkspace(QObject):
 
     def _answer(self, begin: Callable[[], None]) -> bool:
         """Has an answer written, or says why that cannot be."""
+        in_transcript = self.transcript.isAncestorOf(QApplication.focusWidget())
         try:
             begin()
         except ChatError as error:
             self._refuse(error)
             return False
         self.transcript.follow()
+        if in_transcript:  # what had the focus, a button or the field of an edited message, has gone with its duty
+            self.composer.setFocus()
         return True
 
     def _refuse(self, error: ChatError) -> None:

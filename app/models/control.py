@@ -53,6 +53,8 @@ class ModelControl(QObject):
         self.before: EngineConfig | None = None
         """What ran last: what a failed load can be gone back from."""
         self._was_loading = False
+        self._from_page = False
+        """Whether the model that is being loaded was chosen on the page, which has then done its duty."""
         self._question = ""
         """The notice that asks whether answers may end; empty: it asks about something else, or is gone."""
         self._removal = LineProcess("engine.remove_model", self)
@@ -189,6 +191,7 @@ class ModelControl(QObject):
             self._preferences.change(model_folders=(*folders, folder))
 
     def _load_entry(self, entry: ModelEntry, dtype: str) -> None:
+        self._from_page = True
         self.ask_to_open(entry.model, dtype)
 
     # What the engine says --------------------------------------------------------------------------------------------
@@ -210,8 +213,9 @@ class ModelControl(QObject):
         self.before = self._bridge.config
         self.kept.used(self._bridge.config.model)
         self._fill_recent()
-        if self.page.isVisible():
+        if self.page.isVisible() and self._from_page:
             self.page.leave()
+        self._from_page = False
         if self.first_run.isVisible():
             self.first_run.hide()
             self.first_chat.emit()

@@ -188,6 +188,7 @@ class ModelList(QTableView):
 
     def __init__(self, theme: Theme, table: ModelTable, shown: ModelFilter) -> None:
         super().__init__()
+        self._theme = theme
         self._table = table
         self._shown = shown
         self.setModel(shown)
@@ -218,10 +219,11 @@ class ModelList(QTableView):
     def _fit(self) -> None:
         """Columns as wide as what they show at most: a table of thousands of rows is not measured for that."""
         self.verticalHeader().setDefaultSectionSize(self.fontMetrics().height() + 12)
-        widest = {FAMILY: "SmolLM3 ", PARAMETERS: "Parameters", TYPE: "bfloat16", CONTEXT: "131,072", DISK: "9.9 GiB "}
-        widest |= {MEMORY: "9.9 GiB ", STATE: "to be imported"}
+        widest = {FAMILY: "SmolLM3 ", PARAMETERS: "Parameters", TYPE: "bfloat16", CONTEXT: "131,072", DISK: "999 MiB "}
+        widest |= {MEMORY: "999 MiB ", STATE: "to be imported"}
         for column, text in widest.items():
             self.setColumnWidth(column, self.fontMetrics().horizontalAdvance(text) + GAP_PX + 12)
+        self._choose_columns()
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         """Home and End go to the first and the last model; a table's own go along the row."""
@@ -232,11 +234,14 @@ class ModelList(QTableView):
             super().keyPressEvent(event)
 
     def resizeEvent(self, event: Any) -> None:
-        """A narrow table shows the name and the state before all else."""
         super().resizeEvent(event)
+        self._choose_columns()
+
+    def _choose_columns(self) -> None:
+        """A narrow table shows the name and the state before all else."""
         width = self.viewport().width()
-        for column, needed in ((TYPE, 800), (CONTEXT, 720), (DISK, 640), (FAMILY, 560), (PARAMETERS, 460)):
-            self.setColumnHidden(column, width < needed)
+        for column, needed in ((TYPE, 860), (CONTEXT, 780), (DISK, 690), (FAMILY, 600), (PARAMETERS, 480)):
+            self.setColumnHidden(column, width < self._theme.pixels(needed))
 
     def current(self) -> ModelEntry | None:
         index = self.currentIndex()
