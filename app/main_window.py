@@ -10,10 +10,11 @@ import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QRect, QSettings, Qt
 from PySide6.QtGui import QCloseEvent, QKeyEvent, QShowEvent
-from PySide6.QtWidgets import QMenu, QWidget
+from PySide6.QtWidgets import QWidget
 
 from app.chat.workspace import ChatWorkspace
 from app.docks import ArrangementName
@@ -24,12 +25,12 @@ from app.lab.knobs_panel import KnobsPanel
 from app.lab.load_panel import LoadPanel
 from app.launch_guard import LaunchGuard
 from app.log_file import LogFile
+from app.menus import model_menu, view_menu
 from app.models.control import ModelControl
 from app.notices import DeathBanner, ModelPage
 from app.recording_control import RecordingControl
 from app.scope.panel import RunHistory, ScopeSource
 from app.scope_window import ScopeWindow
-from app.settings.control import SettingsControl
 from app.settings.preferences import PreferenceStore
 from app.settings.storage import Places
 from app.theme import Theme
@@ -40,6 +41,9 @@ from engine.client import EngineDied
 from engine.config import STARTER_MODEL, EngineConfig
 from engine.messages import LoadFailed, Loading, ModelInfo
 from engine.model_catalog import model_title
+
+if TYPE_CHECKING:
+    from app.settings.control import SettingsControl
 
 FRAMES_KEPT = 4096
 
@@ -92,8 +96,8 @@ class MainWindow(ScopeWindow):
         self._build_time(runs_folder, recordings_folder)
         self._connect_engine()
         log_path = log.path if log is not None else None
-        places = Places(store_path, recordings_folder, runs_folder, log_path, self.preferences.path)
-        self.settings_control = SettingsControl(self, places)
+        self._places = Places(store_path, recordings_folder, runs_folder, log_path, self.preferences.path)
+        self._settings_control: SettingsControl | None = None
         self.restore_layout()
         self.recording.tell_kept()
         self.chat.composer.setFocus()
@@ -125,17 +129,7 @@ class MainWindow(ScopeWindow):
 
     def _build_top(self) -> None:
         self.tour = Tour(self, self.settings)
-        view = self.view_menu()
-        view.addSeparator()
-        view.addAction(self.action(tr("Tour"), "", self.tour.begin, name="tour"))
-        view.addAction(self.action(tr("Welcome page"), "", self.models.show_first_run, name="welcome"))
-        view.addSeparator()
-        show_settings = lambda: self.settings_control.show_page()  # noqa: E731
-        view.addAction(self.action(tr("Settings…"), "Ctrl+,", show_settings, name="settings"))
-        view.addAction(
-            self.action(tr("About Batchscope"), "", lambda: self.settings_control.show_about(), name="about")
-        )
-        self.top_bar = TopBar(self.theme, self.source, self._model_menu(), view)
+        self.top_bar = TopBar(self.theme, self.source, model_menu(self), view_menu(self))
         self.death_banner = DeathBanner(self.theme)
         self.hold = HoldNotice(self.bridge, self.theme, self.commands)
         self.build_top(self.top_bar, self.tour.bar, self.death_banner, self.hold)
@@ -172,6 +166,15 @@ class MainWindow(ScopeWindow):
         self.preferences.changed.connect(self._take_preferences)
         self._take_preferences()
 
+    @property
+    def settings_control(self) -> SettingsControl:
+        """Made when it is asked for: its page has more widgets than all else, and few starts need it."""
+        if self._settings_control is None:
+            from app.settings.control import SettingsControl
+
+            self._settings_control = SettingsControl(self, self._places)
+        return self._settings_control
+
     def _take_preferences(self) -> None:
         """What the chat does as the user has set it."""
         enter_sends = self.preferences.values.enter_sends
@@ -182,23 +185,6 @@ class MainWindow(ScopeWindow):
         self.recording.show_keys(lambda: self.commands.keys("record.toggle"))
         search = tr("Search   {keys}", keys=self.commands.keys("chat.search"))
         self.chat.list_panel.search.setPlaceholderText(search.rstrip())
-
-    def _model_menu(self) -> QMenu:
-        menu, models = QMenu(self), self.models
-        menu.addAction(self.action(tr("Models…"), "Ctrl+M", models.show_page, name="model.page"))
-        menu.addMenu(models.recent_menu)
-        menu.addSeparator()
-        menu.addAction(self.action(tr("Open a local folder…"), "Ctrl+O", models.choose_folder, name="model.folder"))
-        menu.addAction(self.action(tr("Open a GGUF file…"), "", models.choose_gguf, name="model.gguf"))
-        starter = lambda: models.ask_to_open(STARTER_MODEL)  # noqa: E731
-        menu.addAction(self.action(tr("Starter model"), "", starter, name="model.starter"))
-        menu.addSeparator()
-        restart = self.action(tr("Restart the engine"), "Ctrl+Shift+R", self.bridge.restart, name="engine.restart")
-        menu.addAction(restart)
-        menu.addAction(self.action(tr("Unload"), "", models.unload, name="model.unload"))
-        menu.addSeparator()
-        menu.addAction(self.action(tr("Quit"), "Ctrl+Q", self.close, name="window.quit"))
-        return menu
 
     def _connect_engine(self) -> None:
         bridge = self.bridge
@@ -245,7 +231,9 @@ class MainWindow(ScopeWindow):
 
     def _scheduler_refused(self, message: str) -> None:
         self.knobs_panel.refused(message)
-        self.notice.say(tr("The scheduler stays as it is: {reason}.", reason=message), is_error=True, action=("Close", lambda: None))
+        self.notice.say(
+            tr("The scheduler stays as it is: {reason}.", reason=message), is_error=True, action=("Close", lambda: None)
+        )
 
     def _engine_state_changed(self, state: str) -> None:
         self._config_changed()
@@ -341,7 +329,8 @@ class MainWindow(ScopeWindow):
         """Whether there is nothing to be paused, which is said then."""
         bridge = self.bridge
         if bridge.comparing:
-            self.say(tr("A comparison has the engine: cancel it, or wait until it is over, to pause or take steps."), False)
+            words = tr("A comparison has the engine: cancel it, or wait until it is over, to pause or take steps.")
+            self.say(words, False)
         elif bridge.state != "ready":
             self.say(tr("No engine runs that could pause: load a model, or wait until it is loaded."), False)
         return bridge.comparing or bridge.state != "ready"
@@ -408,18 +397,21 @@ class MainWindow(ScopeWindow):
         super().room_changed()
         self.model_page.setGeometry(self.page_place())
         self.models.place()
-        self.settings_control.place()
+        if self._settings_control is not None:
+            self._settings_control.place()
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
         self.model_page.setGeometry(self.page_place())
         self.models.place()
-        self.settings_control.place()
+        if self._settings_control is not None:
+            self._settings_control.place()
 
     def closeEvent(self, event: QCloseEvent) -> None:
         self.rest()
         self.save_layout()
-        self.settings_control.close()
+        if self._settings_control is not None:
+            self._settings_control.close()
         self.models.close()
         self.hide()  # at once: the engine may take a moment to end
         self.bridge.shutdown()

@@ -43,7 +43,7 @@ class EngineSection(Section):
         self._fields = fields
         self._bridge = bridge
         self._before = fields.store.values
-        self._running: EngineConfig | None = None
+        self._running = bridge.config if bridge.state in ("starting", "loading", "ready") else None
         """What the engine was started with that loads or runs."""
         self.cores = usable_cores()
         self.reload_button = button(tr("Load again"), "primary", tr("Load the model again with these settings"))
@@ -53,7 +53,7 @@ class EngineSection(Section):
         self._add_rows()
         fields.store.changed.connect(self._preferences_changed)
         bridge.state_changed.connect(self._engine_state_changed)
-        self._engine_state_changed(bridge.state)
+        self._show_reload()
 
     def _add_rows(self) -> None:
         fields = self._fields

@@ -69,6 +69,8 @@ def test_every_field_has_a_name_and_is_reached_by_tab(rig: Rig, page: QWidget, q
     fields = [row.field for section in page.sections for row in section.rows if row.field is not None]
     assert all(field.accessibleName() for field in fields)
     seen: set[QWidget] = set()
+    rig.window.activateWindow()
+    qtbot.waitUntil(rig.window.isActiveWindow)
     page.search.setFocus()
     while (focus := QApplication.focusWidget()) is not None and focus not in seen:
         seen.add(focus)
