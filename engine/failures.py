@@ -21,6 +21,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether a library written in Rust gave up. No ``except Exception`` sees that."""
+    return type(error).__name__ == "PanicException"
+
+
 def step_failure(error: BaseException) -> str:
     """The sentence for a step that raised."""
     if is_out_of_memory(error):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from tokenizers import AddedToken, Tokenizer
 
+from engine.failures import is_panic
 from engine.messages import ChatMessage
+from engine.models.config_values import read_object, shown
 from engine.models.errors import ModelLoadError
 from engine.text.template import PLAIN_STOPS, PLAIN_TEMPLATE, ChatTemplate
 from engine.text.token_bytes import TokenBytes
@@ -20,6 +22,8 @@ _BREAK = "\U0010fffe"
 """A noncharacter: stands for "something came before" where a tokenizer treats the beginning of a text specially."""
 _PIECES_CHARACTERS = 2_000_000
 """Text of conversations whose ids are kept."""
+_LONGEST_CONTROL = 1_000
+"""Characters of a control token: every beginning of one is looked for in people's words."""
 _CONTROL_FORM = re.compile(r"<\|[^<>|]+\|>")
 """Added tokens of this form steer the model even where the checkpoint forgot to call them special."""
 
@@ -44,7 +48,9 @@ class TextCodec:
         self._tokenizer = Tokenizer.from_buffer(definition)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._special = {t["content"]: t for t in parts.added_tokens if t["special"] or t["content"] in controls}
+        special = {t["content"]: t for t in parts.added_tokens if t["special"] or t["content"] in controls}
+        self._special = {content: token for content, token in special.items() if content}
+        _refuse_long(self._special)
         self.special_ids: frozenset[int] = frozenset(token["id"] for token in self._special.values())
         self.bos_token_id = self._named_id(config.get("bos_token"))
         self.eos_token_id = self._named_id(config.get("eos_token"))
@@ -80,13 +86,17 @@ class TextCodec:
                 "unsupported" if (folder / "tokenizer.model").exists() else "damaged",
             )
         try:
+            if not path.is_file():  # reading a pipe would wait for ever
+                raise ValueError("tokenizer.json is no ordinary file")
             definition = path.read_bytes()
             config_path = folder / "tokenizer_config.json"
-            config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.exists() else {}
+            config = read_object(config_path) if config_path.exists() else {}
             return cls(definition, config, _find_template(folder, config))
         except ModelLoadError:
             raise
-        except Exception as error:  # the tokenizers library raises bare Exception
+        except BaseException as error:  # the tokenizers library raises bare Exception, or panics
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
             raise ModelLoadError(f"The tokenizer in {folder} cannot be read: {error}.", "damaged") from error
 
     @property
@@ -97,7 +107,7 @@ class TextCodec:
     def encode(self, text: str) -> list[int]:
         """Ids of a plain prompt, exactly as the reference tokenizer gives them: control tokens written out in the text
         are control tokens, and a beginning-of-sequence id is added where the tokenizer adds one."""
-        return list(self._tokenizer.encode(text, add_special_tokens=True).ids)
+        return _ids(self._tokenizer, text, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[ChatMessage], continues: bool = False) -> list[int]:
         """Ids of a conversation through the model's template, ready for the assistant's answer, or ending right behind
@@ -138,9 +148,9 @@ class TextCodec:
         if not text:
             return []
         if first or self._continuation is None or _BREAK in text:
-            ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+            ids = _ids(self._tokenizer, text, add_special_tokens=False)
         else:
-            ids = self._continuation.encode(_BREAK + text, add_special_tokens=False).ids[1:]
+            ids = _ids(self._continuation, _BREAK + text, add_special_tokens=False)[1:]
         # A vocabulary may reach a control token from plain characters too; words may not.
         return [token_id for token_id in ids if token_id not in self._never_words]
 
@@ -185,6 +195,24 @@ class _Pieces:
         return found
 
 
+def _ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+    try:
+        return list(tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise RuntimeError(f"the tokenizer gave up ({error})") from error
+
+
+def _refuse_long(contents: Iterable[str]) -> None:
+    for content in contents:
+        if len(content) > _LONGEST_CONTROL:
+            raise ModelLoadError(
+                f"The tokenizer has a control token of {len(content):,} characters, {shown(content)}; it is damaged.",
+                "damaged",
+            )
+
+
 def _with_special(definition: bytes, contents: set[str]) -> bytes:
     """The definition with the added tokens of these contents marked as special."""
     whole = json.loads(definition)
@@ -221,8 +249,8 @@ def _find_template(folder: Path, config: dict[str, Any]) -> str | None:
     template = config.get("chat_template")
     path = folder / "chat_template.json"
     if template is None and path.exists():
-        template = json.loads(path.read_text(encoding="utf-8")).get("chat_template")
+        template = read_object(path).get("chat_template")
     if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
+        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = named[-1].get("template") if named else None
     return template if isinstance(template, str) else None

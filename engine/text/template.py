@@ -20,13 +20,20 @@ from typing import Any
 
 import jinja2
 from jinja2.ext import Extension
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from engine.messages import ChatMessage
 from engine.models.errors import ModelLoadError
 from engine.request import RequestError
+from engine.text.sandbox import BoundedEnvironment, TemplateLimitError
 
 _PRIVATE_USE = range(0xE000, 0xF900)
+
+_LONGEST_SOURCE = 1_000_000
+"""Characters; real templates have at most some tens of thousands."""
+_SECONDS = 5.0
+"""Of the processor, for a conversation; one of ten thousand messages takes less than a tenth of it."""
+_PROBE_SECONDS = 1.0
+"""For a conversation of two or three words."""
 
 ROLES = ("system", "user", "assistant")
 
@@ -67,15 +74,17 @@ class ChatTemplate:
         self._source = source
         self._special_names = special_names
         self._controls = _Controls.of(control_tokens)
-        environment = ImmutableSandboxedEnvironment(
+        self._environment = environment = BoundedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        if len(source) > _LONGEST_SOURCE:
+            raise ModelLoadError(f"The model's chat template has {len(source):,} characters, which is none.", "damaged")
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, RecursionError) as error:
             raise ModelLoadError(f"The model's chat template cannot be read: {error}.", "damaged") from error
         usable = self._says("user", "user")
         self.has_system_role = not usable or self._says("system", "system", "user")
@@ -86,7 +95,9 @@ class ChatTemplate:
         """Whether the template takes messages of these roles and writes what the one of role ``wanted`` says."""
         conversation = [{"role": role, "content": f"probe{role}"} for role in roles]
         try:
-            return f"probe{wanted}" in self._run(conversation)
+            return f"probe{wanted}" in self._run(conversation, _PROBE_SECONDS)
+        except _OverrunError as error:
+            raise ModelLoadError(f"T{str(error)[1:]}.", "damaged") from error
         except RequestError:
             return False
 
@@ -112,7 +123,7 @@ class ChatTemplate:
         told = self._adapted(messages)
         guard = _Guard(self._controls, [self._source, begun, *(message.content for message in told)])
         conversation = [{"role": message.role, "content": guard.apply(message.content)} for message in told]
-        return RenderedChat(self._run(conversation) + guard.apply(begun), guard.stand_ins)
+        return RenderedChat(self._run(conversation, _SECONDS) + guard.apply(begun), guard.stand_ins)
 
     def _adapted(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
         """The messages as this template can take them."""
@@ -120,15 +131,20 @@ class ChatTemplate:
             messages = _fold_system(messages)
         return messages if self._takes_repeats else _join_repeats(messages)
 
-    def _run(self, conversation: list[dict[str, str]]) -> str:
+    def _run(self, conversation: list[dict[str, str]], seconds: float) -> str:
+        values = {"messages": conversation, "add_generation_prompt": True, "tools": None, "documents": None}
         try:
-            return self._template.render(
-                messages=conversation, add_generation_prompt=True, tools=None, documents=None, **self._special_names
-            )
+            return self._environment.run(self._template, values | self._special_names, seconds)
+        except TemplateLimitError as error:
+            raise _OverrunError(f"the model's chat template {error}") from error
         except jinja2.TemplateError as error:
             raise RequestError(f"the model's chat template refuses this conversation: {error}") from error
         except Exception as error:  # a template is a program of its own
             raise RequestError(f"the model's chat template fails on this conversation: {error!r}") from error
+
+
+class _OverrunError(RequestError):
+    pass
 
 
 def _fold_system(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
@@ -169,7 +185,7 @@ class _Controls:
 
     @classmethod
     def of(cls, tokens: Sequence[str]) -> _Controls:
-        ordered = tuple(sorted(filter(None, tokens), key=len, reverse=True))
+        ordered = tuple(sorted(tokens, key=len, reverse=True))
         beginnings = frozenset(token[:length] for token in ordered for length in range(1, len(token)))
         return cls(ordered, frozenset(token[0] for token in ordered), beginnings, max(map(len, beginnings), default=0))
 
