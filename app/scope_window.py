@@ -15,8 +15,17 @@ from __future__ import annotations
 import time
 
 from PySide6.QtCore import QByteArray, QEvent, QObject, QSettings, QSize, Qt, QTimer
-from PySide6.QtGui import QAction, QActionGroup, QResizeEvent
-from PySide6.QtWidgets import QApplication, QMainWindow, QMenu, QTabWidget, QVBoxLayout, QWidget
+from PySide6.QtGui import QAction, QActionGroup, QKeyEvent, QResizeEvent
+from PySide6.QtWidgets import (
+    QApplication,
+    QMainWindow,
+    QMenu,
+    QPushButton,
+    QTabWidget,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
 
 from app.chat.notice import NoticeBar
 from app.docks import ARRANGEMENTS, ArrangementName, Dock, arrange, set_sizes
@@ -233,6 +242,17 @@ class ScopeWindow(QMainWindow):
                 return True
             passed.append(focused)
         return False
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """Enter presses the button that has the focus, which outside dialogs Qt does on some desktops only."""
+        focused = QApplication.focusWidget()
+        is_enter = event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and not event.isAutoRepeat()
+        if not is_enter or not isinstance(focused, QPushButton | QToolButton):
+            super().keyPressEvent(event)
+        elif isinstance(focused, QToolButton) and focused.menu() is not None:
+            focused.showMenu()
+        else:
+            focused.click()
 
     # Layout ------------------------------------------------------------------------------------------------------
 

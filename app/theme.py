@@ -334,6 +334,7 @@ QPushButton:focus, QToolButton:focus {{ border-color: {t.accent}; }}
 QPushButton:disabled, QToolButton:disabled {{ color: {t.muted}; border-color: {t.line}; background: {t.card}; }}
 QPushButton[role="primary"] {{ background: {t.accent}; border-color: {t.accent}; color: {t.on_accent};
     font-weight: 600; }}
+QPushButton[role="primary"]:focus {{ border-color: {t.text}; }}
 QPushButton[role="primary"]:disabled {{ background: {t.raised}; border-color: {t.line}; color: {t.muted}; }}
 QToolButton[role="flat"], QPushButton[role="flat"] {{ background: transparent; border-color: transparent;
     padding: 3px 8px; }}

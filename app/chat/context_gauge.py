@@ -75,6 +75,8 @@ class ContextUse:
     @property
     def excess(self) -> int:
         """By how much the prompt is too long; 0: the model takes it."""
+        if self.drops and not self.draft:
+            return 0  # the last answer is in the way here, and makes room for whatever is written next
         most = self.window - (self.reserve if self.policy is ContextPolicy.DROP_OLDEST else 1)
         return max(0, self.prompt - most)
 

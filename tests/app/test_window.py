@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PySide6.QtCore import QEvent, QObject, QPoint, QSettings, Qt
+from PySide6.QtCore import QEvent, QObject, QPoint, QSettings, Qt, QTimer
 from PySide6.QtGui import QImage
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QAbstractButton, QApplication, QWidget
@@ -529,3 +529,21 @@ def test_the_tab_key_goes_only_where_one_can_see_it(rig: Rig, key: Qt.Key) -> No
         assert window.rect().contains(focused.mapTo(window, focused.rect().center())), focused.accessibleName()
         visited.add(focused.accessibleName())
     assert {"Model menu", "Start the load"} <= visited
+
+
+def test_enter_presses_the_button_that_has_the_focus(rig: Rig) -> None:
+    window = rig.window
+    rig.load()
+    window.activateWindow()
+    button = window.chat.list_panel.new_button
+    window.chat.send("hello")
+    button.setFocus()
+    rig.qtbot.keyClick(button, Qt.Key.Key_Return)
+    assert window.chat.current.path == []
+    menu = window.top_bar.view_button.menu()
+    window.top_bar.view_button.setFocus()
+    QTimer.singleShot(50, menu.close)
+    seen: list[bool] = []
+    menu.aboutToShow.connect(lambda: seen.append(True))
+    rig.qtbot.keyClick(window.top_bar.view_button, Qt.Key.Key_Enter)
+    assert seen and not menu.isVisible()

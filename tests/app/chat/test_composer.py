@@ -449,6 +449,12 @@ def test_the_levels_differ_by_more_than_colour(qtbot, theme):
     assert len(set(pictures)) == 3
 
 
+def test_a_full_chat_that_may_leave_out_messages_is_not_called_too_long_before_one_writes():
+    use = ContextUse(512, 1_011, policy=ContextPolicy.DROP_OLDEST, max_tokens=100, dropped=6, kept=600)
+    assert not use.excess and use.level is Level.TIGHT and "left out" in use.consequence
+    assert replace(use, draft=20).excess
+
+
 # In the chat ---------------------------------------------------------------------------------------------------------
 
 
