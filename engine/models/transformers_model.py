@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from engine.failures import describe
+from engine.models.config_values import damaged, num_layers
 from engine.models.errors import ModelLoadError
 from engine.models.families import TRANSFORMERS, library_config, library_context, runner_of
 from engine.models.transformers_spec import AttentionLayer, TransformersSpec
@@ -53,12 +54,19 @@ def inspect_model(config: Mapping[str, Any], dtype: torch.dtype) -> Transformers
     architecture, _ = runner_of(config)
     library = the_library()
     own = library_config(config)
+    if "num_hidden_layers" in own:
+        num_layers(own)  # before so many are built
     context, limit_reason = library_context(own)
     seen = _Seen(context)
     library.AttentionInterface.register(_PROBE, seen.attention)
     library.AttentionMaskInterface.register(_PROBE, seen.mask)
-    with torch.device("meta"):
-        model = build(architecture, own, _PROBE).to(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            model = build(architecture, own, _PROBE).to(torch.bfloat16)
+    except ModelLoadError:
+        raise
+    except Exception as error:  # the library looks at few of the values before it computes with them
+        raise damaged(f"Transformers makes no {architecture} of it ({describe(error)})") from error
     tokens = torch.zeros((1, _PROBE_TOKENS), dtype=torch.int64, device="meta")
     try:
         with torch.no_grad():

@@ -21,6 +21,7 @@ from engine.models.checkpoint import Checkpoint, resolve_model
 from engine.models.errors import ModelLoadError
 from engine.models.families import outline
 from engine.models.gguf_cache import ensure_imported
+from engine.models.transformers_model import inspect_model
 from tests.models.test_scan import LLAMA, scan, write_model
 from tests.models.tiny_gguf import write_tiny_gguf
 
@@ -89,6 +90,23 @@ def test_an_impossible_value_is_named(base: dict[str, Any], change: dict[str, An
 def test_models_of_the_library_are_outlined_with_the_same_care(change: dict[str, Any]) -> None:
     with pytest.raises(ModelLoadError, match=next(iter(change))):
         outline({**LLAMA, "architectures": ["Olmo2ForCausalLM"], **change})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_hidden_layers": 10**6},
+        {"num_attention_heads": 0},
+        {"hidden_act": "nothing known"},
+        {"vocab_size": 0},
+        {"rope_parameters": {"rope_type": [], "rope_theta": 1e4}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10**40}},
+    ],
+)
+def test_what_the_library_makes_no_model_of_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ModelLoadError) as refused:
+        inspect_model({**LLAMA, "architectures": ["Olmo2ForCausalLM"], **change}, torch.float32)
+    assert refused.value.kind == "damaged" and len(refused.value.message) < LONGEST_MESSAGE
 
 
 @pytest.mark.parametrize("ends", ["</s>", {"a": 1}, [1, [2]], [None], float("nan"), True])
