@@ -145,6 +145,9 @@ class MainWindow(ScopeWindow):
         self.models.first_chat.connect(self._first_chat)
         self.action(tr("New chat"), "Ctrl+N", self._new_chat, name="chat.new")
         self.action(tr("Search chats"), "Ctrl+K", self._search_chats, name="chat.search")
+        beside = self.chat.list_panel.open_beside
+        self.action(tr("Next chat"), "Ctrl+PgDown", lambda: beside(1), name="chat.next")
+        self.action(tr("Chat before"), "Ctrl+PgUp", lambda: beside(-1), name="chat.before")
 
     def _build_time(self, runs_folder: Path | None, recordings_folder: Path | None) -> None:
         bridge, bar = self.bridge, self.time_bar
@@ -152,7 +155,7 @@ class MainWindow(ScopeWindow):
             bridge, self.travel, runs_folder, self.settings, self.preferences, self, recordings_folder
         )
         self.recording.said.connect(self.say)
-        self.recording.cut_off.connect(lambda words, save: self.notice.say(words, action=("Save…", save)))
+        self.recording.cut_off.connect(lambda words, save: self.notice.say(words, action=(tr("Save…"), save)))
         self.recording.fork_wanted.connect(self._run_again)
         bar.row.addWidget(self.recording.button)
         bar.pause_wanted.connect(self._set_paused)
@@ -183,8 +186,8 @@ class MainWindow(ScopeWindow):
     def _show_keys(self) -> None:
         """Keys that stand in the words of widgets which know nothing of commands."""
         self.recording.show_keys(lambda: self.commands.keys("record.toggle"))
-        search = tr("Search   {keys}", keys=self.commands.keys("chat.search"))
-        self.chat.list_panel.search.setPlaceholderText(search.rstrip())
+        keys = self.commands.keys
+        self.chat.list_panel.show_keys(search=keys("chat.search"), new=keys("chat.new"))
 
     def _connect_engine(self) -> None:
         bridge = self.bridge
@@ -232,7 +235,9 @@ class MainWindow(ScopeWindow):
     def _scheduler_refused(self, message: str) -> None:
         self.knobs_panel.refused(message)
         self.notice.say(
-            tr("The scheduler stays as it is: {reason}.", reason=message), is_error=True, action=("Close", lambda: None)
+            tr("The scheduler stays as it is: {reason}.", reason=message),
+            is_error=True,
+            action=(tr("Close"), lambda: None),
         )
 
     def _engine_state_changed(self, state: str) -> None:

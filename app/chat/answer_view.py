@@ -13,7 +13,7 @@ from app.chat.answer_text import AnswerText
 from app.chat.conversation import Message
 from app.chat.draw_queue import DrawQueue
 from app.chat.markup import MarkdownColors
-from app.chat.message_parts import HueDot, MenuEntry, flat_button
+from app.chat.message_parts import HueDot, LineButton, MenuEntry
 from app.chat.message_view import MessageView, ViewMemory
 from app.chat.text_pane import plain_tip
 from app.chat.thinking import Parts, split
@@ -81,11 +81,11 @@ class AnswerView(MessageView):
         self.line = label("", "muted")
         self.line.setWordWrap(True)
         self.line.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Preferred)
-        self.continue_button = flat_button(tr("Continue"), tr("Let the model go on where this answer ends"))
+        self.continue_button = LineButton(tr("Continue"), tr("Let the model go on where this answer ends"))
         self.continue_button.clicked.connect(self.continue_clicked)
-        self.copy_button = flat_button(tr("Copy"), tr("Copy this answer as Markdown"))
+        self.copy_button = LineButton(tr("Copy"), tr("Copy this answer as Markdown"))
         self.copy_button.clicked.connect(lambda: self._copy_text(self._answer() or self.message.text))
-        self.regenerate_button = flat_button(tr("Regenerate"), tr("Write another version of this answer"))
+        self.regenerate_button = LineButton(tr("Regenerate"), tr("Write another version of this answer"))
         self.regenerate_button.clicked.connect(self._regenerate)
         self._lay_out()
         self._timer = QTimer(self)

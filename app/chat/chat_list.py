@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from PySide6.QtCore import QModelIndex, QPoint, Qt, QTimer, Signal
-from PySide6.QtGui import QKeyEvent, QKeySequence, QShowEvent
+from PySide6.QtGui import QKeyEvent, QShowEvent
 from PySide6.QtWidgets import QLineEdit, QWidget
 
 from app.chat.chat_commands import ChatCommands
@@ -16,7 +16,7 @@ from app.chat.chat_list_model import ChatListModel
 from app.chat.chat_list_rows import Hit, Listing, Section, listing_of
 from app.chat.chat_list_view import ChatView
 from app.chat.chat_menu import ChatMenu
-from app.chat.message_parts import flat_button
+from app.chat.message_parts import LineButton
 from app.chat.session import ChatSession
 from app.chat.store import StoreError
 from app.theme import SPACING, Theme
@@ -48,12 +48,9 @@ class ChatList(Card):
         self._shown_open = ""
         self._trouble = ""
         self.model = ChatListModel(session)
-        self.menu_button = flat_button("⋯", tr("What can be done with the selected chats, and with all"))
-        self.menu_button.setMaximumHeight(26)
+        self.menu_button = LineButton("⋯", tr("What can be done with the selected chats, and with all"), spare_px=8)
         self.add_trailing(self.menu_button)
         self.search = QLineEdit()
-        keys = QKeySequence("Ctrl+K").toString(QKeySequence.SequenceFormat.NativeText)
-        self.search.setPlaceholderText(tr("Search   {keys}", keys=keys))
         self.search.setAccessibleName(tr("Search chats"))
         self.search.setClearButtonEnabled(True)
         self.view = ChatView(self.model, theme)
@@ -67,6 +64,8 @@ class ChatList(Card):
         self.body.addWidget(self.view, 1)
         self.body.addWidget(self.new_button)
         self.nothing.hide()
+        self._new_keys = ""
+        self.show_keys(search="", new="")
         self._search_timer = self._timer(SEARCH_MS, self.refresh)
         self._rest_timer = self._timer(REST_MS, self._open_rested)
         self._midnight_timer = self._timer(0, self.refresh)
@@ -201,6 +200,24 @@ class ChatList(Card):
 
     # What the user does ----------------------------------------------------------------------------------------------
 
+    def show_keys(self, *, search: str, new: str) -> None:
+        """The keys of the window's commands that are told here; empty: there are none."""
+        self.search.setPlaceholderText(tr("Search   {keys}", keys=search).rstrip())
+        self._new_keys = new
+        self.new_button.setToolTip(new)
+
+    def open_beside(self, step: int) -> None:
+        """Goes to the next chat of the list, -1: to the one before; to the first or last where the open one is not
+        listed. At the ends nothing happens."""
+        self.refresh()
+        chats = [row for row in self.model.rows if isinstance(row, str)]
+        if self.model.open_id in chats:
+            place = chats.index(self.model.open_id) + step
+        else:
+            place = 0 if step > 0 else len(chats) - 1
+        if 0 <= place < len(chats):
+            self._open(self.model.place_of(chats[place]), True)
+
     def focus_search(self) -> None:
         self.search.setFocus(Qt.FocusReason.ShortcutFocusReason)
         self.search.selectAll()
@@ -270,7 +287,7 @@ class ChatList(Card):
 
     def _menu_of_chosen(self) -> None:
         place = self.menu_button.mapToGlobal(QPoint(0, self.menu_button.height()))
-        self._popup(ChatMenu(self, self._commands, self.view.chosen_ids(), with_list=True), place)
+        self._popup(self._list_menu(self.view.chosen_ids()), place)
 
     def _open_menu(self, index: QModelIndex, place: QPoint) -> None:
         row = self.model.row(index)
@@ -280,7 +297,10 @@ class ChatList(Card):
         elif row is not None and row.kind == "folder":
             self._popup(ChatMenu(self, self._commands, [], folder=row.name), place)
         else:
-            self._popup(ChatMenu(self, self._commands, [], with_list=True), place)
+            self._popup(self._list_menu([]), place)
+
+    def _list_menu(self, ids: list[str]) -> ChatMenu:
+        return ChatMenu(self, self._commands, ids, with_list=True, new_keys=self._new_keys)
 
     def _popup(self, menu: ChatMenu, place: QPoint) -> None:
         menu.delete_wanted.connect(self.delete_wanted)

@@ -30,8 +30,9 @@ class ChatMenu(QMenu):
         *,
         folder: str = "",
         with_list: bool = False,
+        new_keys: str = "",
     ) -> None:
-        """``folder``: its own entries; ``with_list``: those too that are about all chats."""
+        """``folder``: its own entries; ``with_list``: those about all chats too, with the keys for a new one."""
         super().__init__(parent)
         self._commands = commands
         self._ids = ids
@@ -41,7 +42,7 @@ class ChatMenu(QMenu):
         if folder:
             self._add_folder(folder)
         if with_list:
-            self._add_list()
+            self._add_list(new_keys)
 
     # Chats -----------------------------------------------------------------------------------------------------------
 
@@ -141,10 +142,11 @@ class ChatMenu(QMenu):
         delete = ntr("Delete its {count:,} chat", "Delete its {count:,} chats", count)
         self.addAction(delete, lambda: self.delete_wanted.emit(ids))
 
-    def _add_list(self) -> None:
+    def _add_list(self, new_keys: str) -> None:
         if self._ids:
             self.addSeparator()
-        self.addAction(tr("New chat"), lambda: self.new_wanted.emit())
+        words = tr("New chat")
+        self.addAction(f"{words}\t{new_keys}" if new_keys else words, lambda: self.new_wanted.emit())
         self.addAction(tr("Import chats…"), lambda: self._commands.files.choose_to_read())
         count = len(self._commands.all_ids())
         self._add_export(ntr("Export all {count:,} chat", "Export all {count:,} chats", count), None)

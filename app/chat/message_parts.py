@@ -21,8 +21,10 @@ MenuEntry = tuple[str, Callable[[], object]]
 class LineButton(QToolButton):
     """As high as the line of text that it stands beside."""
 
-    def __init__(self, text: str, tip: str) -> None:
+    def __init__(self, text: str, tip: str, spare_px: int = 1) -> None:
+        """``spare_px``: how much higher than its text."""
         super().__init__()
+        self._spare_px = spare_px
         self.setText(text)
         self.setToolTip(tip)
         self.setAccessibleName(tip)
@@ -36,11 +38,7 @@ class LineButton(QToolButton):
             self._fit()
 
     def _fit(self) -> None:
-        self.setMaximumHeight(self.fontMetrics().height() + 1)
-
-
-def flat_button(text: str, tip: str) -> QToolButton:
-    return LineButton(text, tip)
+        self.setMaximumHeight(self.fontMetrics().height() + self._spare_px)
 
 
 class MoreButton(LineButton):
@@ -68,8 +66,8 @@ class VersionSwitch(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.back = flat_button("‹", tr("Show the version before (Alt+Left)"))
-        self.forth = flat_button("›", tr("Show the version after (Alt+Right)"))
+        self.back = LineButton("‹", tr("Show the version before (Alt+Left)"))
+        self.forth = LineButton("›", tr("Show the version after (Alt+Right)"))
         self.figure = QLabel()
         self.figure.setProperty("role", "muted")
         self.figure.setTextFormat(Qt.TextFormat.PlainText)

@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
 from app.chat.conversation import Message
 from app.chat.message_edit import MessageEdit, is_heavy
-from app.chat.message_parts import MenuEntry, flat_button
+from app.chat.message_parts import LineButton, MenuEntry
 from app.chat.message_view import MessageView, ViewMemory
 from app.chat.text_pane import TextPane
 from app.theme import PADDING, RADIUS, Theme, mix
@@ -95,11 +95,11 @@ class UserView(MessageView):
         self.edit_box: EditBox | None = None
         self._column = QVBoxLayout()
         self._column.addWidget(self.pane)
-        self.rest_button = flat_button("", "")
+        self.rest_button = LineButton("", "")
         self.rest_button.clicked.connect(self._show_more)
-        self.copy_button = flat_button(tr("Copy"), tr("Copy this message"))
+        self.copy_button = LineButton(tr("Copy"), tr("Copy this message"))
         self.copy_button.clicked.connect(lambda: self._copy_text(self.message.text))
-        self.edit_button = flat_button(tr("Edit"), tr("Edit this message and send it as a new version"))
+        self.edit_button = LineButton(tr("Edit"), tr("Edit this message and send it as a new version"))
         self.edit_button.clicked.connect(self.begin_edit)
         if message.damage:
             self.pane.hide()

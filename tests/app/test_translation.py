@@ -19,7 +19,7 @@ from app.translation import ntr, tr
 
 APP = Path(__file__).parents[2] / "app"
 SHOWN_BY = {
-    *("label", "button", "flat_button", "Card", "Gauge", "QLabel", "QPushButton", "QCheckBox", "QRadioButton"),
+    *("label", "button", "LineButton", "Card", "Gauge", "QLabel", "QPushButton", "QCheckBox", "QRadioButton"),
     *("setText", "setToolTip", "setAccessibleName", "setAccessibleDescription", "setPlaceholderText", "setWindowTitle"),
     *("setTitle", "setInformativeText", "addAction", "addMenu", "addTab", "addRow", "setPrefix", "setSuffix"),
     *("say", "setLabelText", "setHeaderLabels", "setHorizontalHeaderLabels", "setStatusTip", "setWhatsThis"),

@@ -15,6 +15,7 @@ from PySide6.QtGui import QImage
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QAbstractButton, QApplication, QWidget
 
+from app.chat.chat_menu import ChatMenu
 from app.engine_bridge import EngineBridge
 from app.main_window import MainWindow
 from app.scope.queue_model import WHY
@@ -547,3 +548,38 @@ def test_enter_presses_the_button_that_has_the_focus(rig: Rig) -> None:
     menu.aboutToShow.connect(lambda: seen.append(True))
     rig.qtbot.keyClick(window.top_bar.view_button, Qt.Key.Key_Enter)
     assert seen and not menu.isVisible()
+
+
+def test_keys_go_from_chat_to_chat_in_the_order_of_the_list(rig: Rig) -> None:
+    window = rig.window
+    rig.load()
+    chats = []
+    for words in ("one", "two", "three"):
+        chats.append(window.chat.new_conversation())
+        window.chat.send(words)
+    window.activateWindow()
+    edit, control = window.chat.composer.edit, Qt.KeyboardModifier.ControlModifier
+    edit.setFocus()
+    order = [row for row in window.chat.list_panel.model.rows if isinstance(row, str)]
+    assert {each.id for each in chats} == set(order) and window.chat.current is chats[-1]
+    for expected in (order[1], order[2], order[2]):  # the end is the end
+        rig.qtbot.keyClick(edit, Qt.Key.Key_PageDown, control)
+        assert window.chat.current.id == expected and edit.hasFocus()
+    for expected in (order[1], order[0], order[0]):
+        rig.qtbot.keyClick(edit, Qt.Key.Key_PageUp, control)
+        assert window.chat.current.id == expected
+
+
+def test_the_chats_menu_tells_the_keys_in_force(rig: Rig) -> None:
+    panel = rig.window.chat.list_panel
+
+    def told() -> str:
+        panel.menu_button.click()
+        menu = panel.findChildren(ChatMenu)[-1]
+        words = next(action.text() for action in menu.actions() if action.text().startswith("New chat"))
+        menu.close()
+        return words.partition("\t")[2]
+
+    assert told() == panel.new_button.toolTip() == "Ctrl+N"
+    rig.window.commands.bind("chat.new", "Ctrl+J")
+    assert told() == panel.new_button.toolTip() == "Ctrl+J"
