@@ -345,6 +345,7 @@ class ChatWorkspace(QObject):
         """All conversations are others: a backup was restored, or everything was wiped."""
         self.undo.forget()
         self.places.forget()
+        self.list_panel.search.clear()  # it may hold words of a chat that was wiped
         self.open_conversation(self._newest())
 
     def _restore_folded(self) -> None:

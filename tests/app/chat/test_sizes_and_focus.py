@@ -1,4 +1,4 @@
-"""Text of another size in parts that were made before, and where the keyboard goes when what had it is gone."""
+"""Text of another size in parts that were made before; where the keyboard goes when what had it is gone; and a search."""
 
 from __future__ import annotations
 
@@ -85,3 +85,10 @@ def test_once_an_answer_begins_one_can_go_on_typing(workspace, bridge, qtbot, wh
     assert len(bridge.requests) == 2
     QApplication.processEvents()
     assert workspace.composer.edit.hasFocus()
+
+
+def test_what_was_searched_for_goes_with_chats_that_are_wiped(workspace, bridge):
+    say(workspace, bridge, "hello", "a secret")
+    workspace.list_panel.search.setText("secret")
+    workspace.session.wipe()
+    assert workspace.list_panel.search.text() == "" and workspace.current.path == []
