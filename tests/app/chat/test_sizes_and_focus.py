@@ -1,4 +1,4 @@
-"""Text of another size in parts that were made before; where the keyboard goes when what had it is gone; and a search."""
+"""Text of another size in parts made before, and where the keyboard and a search go when their chat is gone."""
 
 from __future__ import annotations
 
