@@ -216,9 +216,16 @@ class Theme(QObject):
             setattr(self, name, QColor(getattr(tokens, name)))
         font = QFont(self._app.font())
         font.setPixelSize(self.font_px)
-        self._app.setFont(font)
-        self._app.setPalette(_palette(self))
-        self._app.setStyleSheet(_style_sheet(tokens, self.pixels(HEADING_PX)))
+        _restyle(self._app, font, _palette(self), _style_sheet(tokens, self.pixels(HEADING_PX)))
+
+
+def _restyle(app: QApplication, font: QFont, palette: QPalette, style_sheet: str) -> None:
+    """Of a style sheet that takes the place of another, Qt styles each widget as many times as it has others above it;
+    of one that takes the place of none, once. So the old one is taken away first."""
+    app.setStyleSheet("")
+    app.setFont(font)
+    app.setPalette(palette)
+    app.setStyleSheet(style_sheet)
 
 
 def request_color(request_id: int, theme: Theme) -> QColor:

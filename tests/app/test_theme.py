@@ -6,7 +6,9 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from PySide6.QtCore import QEvent, QObject
 from PySide6.QtGui import QColor, QPalette
+from PySide6.QtWidgets import QApplication, QWidget
 
 from app.theme import DARK, LIGHT, Theme, contrast, readable, request_color, request_rgb
 
@@ -112,3 +114,33 @@ def test_what_is_disabled_is_fainter_whatever_stands_in_it(theme: Theme, scheme:
     for name in (role.Text, role.PlaceholderText, role.ButtonText):
         faint, usual = (qapp.palette().color(each, name) for each in (group.Disabled, group.Active))
         assert contrast(faint, theme.card) < contrast(usual, theme.card), name
+
+
+class _Stylings(QObject):
+    """How often each object was told of another style."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[QObject, int] = {}
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() == QEvent.Type.StyleChange:
+            self.counts[watched] = self.counts.get(watched, 0) + 1
+        return False
+
+
+@pytest.mark.parametrize("change", [lambda theme: theme.set_scheme("light"), lambda theme: theme.set_font_size(16)])
+def test_a_change_styles_a_widget_no_more_often_the_deeper_it_lies(
+    qapp: QApplication, theme: Theme, qtbot, change
+) -> None:
+    outermost = innermost = QWidget()
+    for _ in range(12):
+        innermost = QWidget(innermost)
+    qtbot.addWidget(outermost)
+    outermost.show()
+    stylings = _Stylings()
+    qapp.installEventFilter(stylings)
+    change(theme)
+    qapp.removeEventFilter(stylings)
+    assert stylings.counts[innermost] <= 2  # the old style sheet goes, the other comes
+    assert stylings.counts[innermost] == stylings.counts[outermost]
