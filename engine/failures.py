@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+_LONGEST_LINE = 300
 _OUT_OF_MEMORY_WORDS = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
 
 
 def describe(error: BaseException) -> str:
-    """The error's type and the first line of what it says: ``RuntimeError: shape [3] is invalid``."""
+    """The error's type and the first line of what it says (its beginning, where it is long):
+    ``RuntimeError: shape [3] is invalid``."""
     text = str(error).strip()
     name = type(error).__name__
-    return f"{name}: {text.splitlines()[0].rstrip('.')}" if text else name
+    if not text:
+        return name
+    line = text.splitlines()[0].rstrip(".")
+    return f"{name}: {line if len(line) <= _LONGEST_LINE else f'{line[:_LONGEST_LINE]}…'}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -25,12 +25,12 @@ import torch
 from engine.config import SPECULATION_OFF, STARTER_MODEL, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.environment import usable_cores
+from engine.execution.backends import load_backend
 from engine.execution.device import (
     DeviceChoice,
     choose_device,
     cpu_choice,
     library_choice,
-    make_backend,
     without_float16,
 )
 from engine.execution.first_step import measure_step
@@ -52,7 +52,6 @@ from engine.models.errors import ModelLoadError, NotFiniteError
 from engine.models.transformers_spec import ModelSpec, TransformersSpec
 from engine.scheduling.costs import PreemptionCosts
 from engine.text.codec import TextCodec
-from kernels.backend import Backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +271,9 @@ def _prepare(source: _Source, choice: DeviceChoice, progress: Progress) -> _Read
         draft=draft_spec,
     )
     stage = f"Loading the weights: about {format_bytes(memory.needed_bytes)} of {format_bytes(available)} free"
-    backends, specs = [_load(checkpoint, spec, choice, stage, progress)], [spec]
+    backends, specs = [load_backend(checkpoint, spec, choice, stage, progress)], [spec]
     if source.draft is not None and draft_spec is not None:
-        backends.append(_load(source.draft, draft_spec, choice, "Loading the draft model", progress))
+        backends.append(load_backend(source.draft, draft_spec, choice, "Loading the draft model", progress))
         specs.append(draft_spec)
     limit = config.memory_limit
     model = LoadedModel(
@@ -302,20 +301,6 @@ def _choice_for(checkpoint: Checkpoint, config: EngineConfig, choice: DeviceChoi
     assert isinstance(spec, TransformersSpec)
     usable = free_bytes if config.memory_limit is None else min(free_bytes, config.memory_limit)
     return library_choice(choice, config, spec, usable)
-
-
-def _load(checkpoint: Checkpoint, spec: ModelSpec, choice: DeviceChoice, stage: str, progress: Progress) -> Backend:
-    weights = _Counted(checkpoint.tensors(spec), stage, progress)
-    if isinstance(spec, TransformersSpec):
-        # Only where it is needed: the library takes seconds to import.
-        from engine.execution.transformers_backend import TransformersBackend
-
-        borrowed = TransformersBackend(choice.device)
-        borrowed.load(spec, weights)
-        return borrowed
-    backend = make_backend(choice)
-    backend.load(spec, weights)
-    return backend
 
 
 def _max_model_len(config: EngineConfig, spec: ModelSpec) -> int:
@@ -385,25 +370,3 @@ def _display_name(model: str) -> str:
     if folder.is_file():
         return model_title(str(folder))  # not of what it may link to: blobs of the Hugging Face cache have no names
     return model_title(str(folder.resolve()) if model != STARTER_MODEL and folder.exists() else model)
-
-
-class _Counted(Mapping[str, torch.Tensor]):
-    """Reports each tensor that is taken out."""
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor], stage: str, progress: Progress) -> None:
-        self._tensors = tensors
-        self._stage = stage
-        self._progress = progress
-        self._done = 0
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        tensor = self._tensors[name]
-        self._done += 1
-        self._progress(self._stage, self._done, len(self._tensors))
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)

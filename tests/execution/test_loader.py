@@ -16,7 +16,7 @@ import torch
 from engine import loader
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
-from engine.execution import device, first_step
+from engine.execution import backends, device, first_step
 from engine.execution.device import choose_device
 from engine.loader import LoadedEngine, load_engine
 from engine.models.checkpoint import Checkpoint
@@ -382,7 +382,7 @@ def test_a_gpu_that_fails_at_warm_up_is_tried_once(folder: Path, monkeypatch: py
         return device.make_backend(choice)
 
     monkeypatch.setattr(loader, "choose_device", gpu)
-    monkeypatch.setattr(loader, "make_backend", make)
+    monkeypatch.setattr(backends, "make_backend", make)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (2**34, 2**34))
     loaded = load(folder, device="auto")
     assert attempts == ["gpu"] and loaded.info.device == "cpu"
