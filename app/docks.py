@@ -110,10 +110,10 @@ class Arrangement:
 ARRANGEMENTS: dict[ArrangementName, Arrangement] = {
     "chat": Arrangement(
         columns=(
-            Column((Group(("chats",)),), 0.13, 210),
+            Column((Group(("chats",)),), 0.16, 260),
             Column((Group(("chat",)),), 0.31),
-            Column((Group(("occupancy",)), Group(("throughput", "latency", "steptime"))), 0.28),
-            Column((Group(("blocks",)), Group(("queue", "ledger", "decisions"))), 0.28),
+            Column((Group(("occupancy",)), Group(("throughput", "latency", "steptime"))), 0.265),
+            Column((Group(("blocks",)), Group(("queue", "ledger", "decisions"))), 0.265),
         ),
         bottom=("timeline",),
         bottom_share=0.27,
