@@ -17,6 +17,7 @@ A window that has not all of the docks has the same places without them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -36,20 +37,60 @@ class Dock(QDockWidget):
     """A dock that draws a card; the card's title line is its handle. A right click on it offers more."""
 
     resized_by_hand = Signal()
+    filled = Signal()
+    """Its content was made just now."""
     menu_opens = Signal(QMenu)
     """The menu of the title line, for others to add to."""
 
-    def __init__(self, name: str, title: str, content: QWidget, theme: Theme, parent: QWidget | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        title: str,
+        content: QWidget | Callable[[], QWidget],
+        theme: Theme,
+        parent: QWidget | None = None,
+    ) -> None:
+        """content: what is in it, or what makes that when it is first seen or asked for."""
         super().__init__(title, parent)
         self.setObjectName(name)
         self._theme = theme
-        card = content if isinstance(content, Card) else _carded(title, content)
+        self._make: Callable[[], QWidget] | None = None
+        if isinstance(content, QWidget):
+            self._put(content)
+        else:
+            self._put(Card(title))
+            self._make = content
+            self.visibilityChanged.connect(self._seen)
+        theme.changed.connect(self.update)
+
+    @property
+    def content(self) -> QWidget:
+        if self._make is not None:
+            make, self._make = self._make, None
+            before = self.titleBarWidget(), self.widget()
+            self._put(make())
+            for widget in before:
+                widget.deleteLater()
+            self.filled.emit()
+        return self._content
+
+    @property
+    def is_made(self) -> bool:
+        """Whether there is a content already."""
+        return self._make is None
+
+    def _seen(self, visible: bool) -> None:
+        if visible:
+            _ = self.content
+
+    def _put(self, content: QWidget) -> None:
+        self._content = content
+        card = content if isinstance(content, Card) else _carded(self.windowTitle(), content)
         header = card.take_header()
         header.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         header.customContextMenuRequested.connect(self._offer)
         self.setTitleBarWidget(header)
         self.setWidget(card)
-        theme.changed.connect(self.update)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

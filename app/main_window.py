@@ -20,9 +20,7 @@ from app.chat.workspace import ChatWorkspace
 from app.docks import ArrangementName
 from app.engine_bridge import EngineBridge
 from app.hold_notice import HoldNotice
-from app.lab.compare_panel import ComparePanel
-from app.lab.knobs_panel import KnobsPanel
-from app.lab.load_panel import LoadPanel
+from app.lab_docks import lab_contents
 from app.launch_guard import LaunchGuard
 from app.log_file import LogFile
 from app.menus import model_menu, view_menu
@@ -43,6 +41,9 @@ from engine.messages import LoadFailed, Loading, ModelInfo
 from engine.model_catalog import model_title
 
 if TYPE_CHECKING:
+    from app.lab.compare_panel import ComparePanel
+    from app.lab.knobs_panel import KnobsPanel
+    from app.lab.load_panel import LoadPanel
     from app.settings.control import SettingsControl
 
 FRAMES_KEPT = 4096
@@ -107,14 +108,6 @@ class MainWindow(ScopeWindow):
     def _build_contents(self, store_path: Path) -> None:
         bridge, theme, selection = self.bridge, self.theme, self.selection
         self.chat = ChatWorkspace(bridge, theme, selection, store_path, self, settings=self.settings)
-        self.load_panel = LoadPanel(bridge, theme, selection, self)
-        self.compare_panel = ComparePanel(bridge, theme, self)
-        self.compare_panel.workload_source = self.load_panel.own_load
-        self.load_panel.source.changed.connect(self.compare_panel.refresh_source)
-        self.compare_panel.refresh_source()
-        self.knobs_panel = KnobsPanel(self.source, theme, self)
-        self.knobs_panel.wanted.connect(bridge.reconfigure)
-        self.panels["knobs"] = self.knobs_panel
         self.panels["steptime"].processes = lambda: {"engine": bridge.engine_pid, "window": os.getpid()}
         self.panels["steptime"].device = lambda: bridge.info.device if bridge.info is not None else "cpu"
         self.panels["queue"].priority_wanted.connect(bridge.set_priority)
@@ -122,10 +115,21 @@ class MainWindow(ScopeWindow):
             {
                 "chats": (tr("Chats"), self.chat.list_panel),
                 "chat": (tr("Chat"), self.chat.chat_panel),
-                "load": (tr("Load"), self.load_panel),
-                "compare": (tr("Compare"), self.compare_panel),
+                **lab_contents(self),
             }
         )
+
+    @property
+    def load_panel(self) -> LoadPanel:
+        return self.docks["load"].content
+
+    @property
+    def compare_panel(self) -> ComparePanel:
+        return self.docks["compare"].content
+
+    @property
+    def knobs_panel(self) -> KnobsPanel:
+        return self.docks["knobs"].content
 
     def _build_top(self) -> None:
         self.tour = Tour(self, self.settings)
@@ -230,10 +234,12 @@ class MainWindow(ScopeWindow):
 
     def _config_changed(self) -> None:
         self.source.scheduler = self.bridge.config.scheduler
-        self.knobs_panel.show_anew()
+        if self.docks["knobs"].is_made:
+            self.knobs_panel.show_anew()
 
     def _scheduler_refused(self, message: str) -> None:
-        self.knobs_panel.refused(message)
+        if self.docks["knobs"].is_made:
+            self.knobs_panel.refused(message)
         self.notice.say(
             tr("The scheduler stays as it is: {reason}.", reason=message),
             is_error=True,

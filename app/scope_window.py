@@ -13,6 +13,7 @@ file, is its subclasses' affair.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from PySide6.QtCore import QByteArray, QEvent, QObject, QSettings, QSize, Qt, QTimer
 from PySide6.QtGui import QAction, QActionGroup, QKeyEvent, QResizeEvent
@@ -119,17 +120,18 @@ class ScopeWindow(QMainWindow):
 
     # Building ----------------------------------------------------------------------------------------------------
 
-    def build_docks(self, before: dict[str, tuple[str, QWidget]]) -> None:
-        """A dock, with its title, for each of ``before`` and each panel."""
+    def build_docks(self, before: dict[str, tuple[str, QWidget | Callable[[], QWidget]]]) -> None:
+        """A dock, with its title, for each of ``before`` and each panel; see :class:`Dock`."""
         contents = {**before, **{name: (panel.title, panel) for name, panel in self.panels.items()}}
         for name, (title, content) in contents.items():
             dock = self.docks[name] = Dock(name, title, content, self.theme, self)
             dock.resized_by_hand.connect(self._layout_is_the_users)
+            dock.filled.connect(self.room_changed)
             dock.topLevelChanged.connect(self._dock_floated)
             dock.toggleViewAction().triggered.connect(lambda on, dock=dock: on and dock.raise_())
             self.addAction(dock.toggleViewAction())
             self.commands.add(f"show.{name}", dock.toggleViewAction())
-            dock.menu_opens.connect(lambda menu, content=content: add_picture_menu(menu, content, self.say))
+            dock.menu_opens.connect(lambda menu, dock=dock: add_picture_menu(menu, dock.content, self.say))
 
     def build_top(self, *widgets: QWidget) -> None:
         top = QWidget()

@@ -160,7 +160,6 @@ class Tour(QObject):
         window.bridge.ready.connect(lambda _info: self._start_due())
         window.bridge.compare_done.connect(lambda _done: self._start_due())
         window.bridge.state_changed.connect(self._engine_changed)
-        window.load_panel.finished.connect(self._load_finished)
 
     @property
     def is_running(self) -> bool:
@@ -185,6 +184,7 @@ class Tour(QObject):
         if self.is_running:
             return
         self._window.notice.expire()
+        self._window.load_panel.finished.connect(self._load_finished)
         self._before = self._window.bridge.config
         self.index = 0
         self._go(0)
@@ -197,6 +197,7 @@ class Tour(QObject):
         self._due = False
         self.bar.hide()
         self._window.load_panel.stop()
+        self._window.load_panel.finished.disconnect(self._load_finished)
         bridge, before = self._window.bridge, self._before
         if before is not None and before != bridge.config:
             if bridge.state == "ready" and replace(before, scheduler=bridge.config.scheduler) == bridge.config:

@@ -141,7 +141,12 @@ class LoadPanel(Card):
         self._bridge.state_changed.connect(lambda _state: self._check())
         self._bridge.config_changed.connect(self._check)
         self._bridge.paced.connect(lambda _paused: self._check())
-        self._bridge.ready.connect(lambda info: self.rates.probe_requests.setValue(probe_size(info.max_num_seqs)))
+        self._bridge.ready.connect(self._suit_probes)
+        if self._bridge.state == "ready":
+            self._suit_probes(self._bridge.info)
+
+    def _suit_probes(self, info: ModelInfo) -> None:
+        self.rates.probe_requests.setValue(probe_size(info.max_num_seqs))
 
     # Choosing ----------------------------------------------------------------------------------------------------
 

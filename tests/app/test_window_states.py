@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QWidget
 
 from app.chat.store import ChatStore
 from app.launch_guard import LaunchGuard
 from app.scope.reasons import MOST_LISTED
 from app.scope.timeline_view import TimelineView
 from engine.config import EngineConfig
+from engine.saturation import probe_size
 from tests.app.conftest import Rig
 from tests.app.test_window import crunch
 
@@ -198,3 +200,26 @@ def test_closing_while_everything_runs_leaves_nothing_running(rig: Rig) -> None:
     store = ChatStore.open(window.chat.session.store.path)
     assert [each.title for each in store.conversations()] == ["second"]
     store.close()
+
+
+@pytest.mark.parametrize("name", ["load", "compare", "knobs"])
+def test_the_labs_panels_are_made_when_they_are_seen(rig: Rig, name: str) -> None:
+    window = rig.window
+    dock = window.docks[name]
+    widgets = len(window.findChildren(QWidget))
+    assert not any(window.docks[each].is_made for each in ("load", "compare", "knobs"))
+    window.arrange("monitor")
+    assert not dock.is_made
+    window.reveal(name)
+    rig.wait_for(lambda: dock.is_made)
+    assert dock.content.isVisible() and dock.content is dock.widget()
+    assert dock.titleBarWidget() is dock.content.header
+    assert len(window.findChildren(QWidget)) > widgets + 50
+
+
+def test_a_load_panel_that_is_made_late_knows_the_engine(rig: Rig) -> None:
+    rig.load()
+    assert not rig.window.docks["load"].is_made
+    assert rig.window.load_panel.rates.probe_requests.value() == probe_size(rig.bridge.info.max_num_seqs)
+    assert rig.window.load_panel.start_button.isEnabled()
+    assert rig.window.compare_panel.start_button.isEnabled()
