@@ -13,10 +13,11 @@ from PySide6.QtWidgets import QLineEdit, QWidget
 
 from app.chat.chat_commands import ChatCommands
 from app.chat.chat_list_model import ChatListModel
-from app.chat.chat_list_rows import Hit, Listing, Section, listing_of
+from app.chat.chat_list_rows import Listing, Section, listing_of
 from app.chat.chat_list_view import ChatView
 from app.chat.chat_menu import ChatMenu
 from app.chat.message_parts import LineButton
+from app.chat.search import Search
 from app.chat.session import ChatSession
 from app.chat.store import StoreError
 from app.theme import SPACING, Theme
@@ -24,6 +25,8 @@ from app.translation import tr
 from app.widgets import Card, button, label, set_role
 
 SEARCH_MS = 150
+SLICE_REST_MS = 2
+"""Between two slices of a search, so that the window has its turn."""
 REST_MS = 150
 """How long the keys rest on a chat before it is opened."""
 
@@ -67,6 +70,12 @@ class ChatList(Card):
         self._new_keys = ""
         self.show_keys(search="", new="")
         self._search_timer = self._timer(SEARCH_MS, self.refresh)
+        self._search: Search | None = None
+        """What is being looked for, and is not found whole yet."""
+        self._shown_needle = ""
+        self._opens_first = False
+        """Whether the first chat that it finds is to be opened."""
+        self._slice_timer = self._timer(SLICE_REST_MS, self._search_on)
         self._rest_timer = self._timer(REST_MS, self._open_rested)
         self._midnight_timer = self._timer(0, self.refresh)
         self.setMinimumWidth(150)
@@ -117,13 +126,46 @@ class ChatList(Card):
             self.refresh()
 
     def _fill(self) -> None:
-        self._stale = False
+        self._stale = self._opens_first = False
+        self._slice_timer.stop()
+        self._search = None
         self._trouble = ""
         needle = self.search.text().strip()
+        if needle:
+            self._search = self._session.begin_search(needle)
+            self._search_on()
+        else:
+            session = self._session
+            everything = listing_of(session.conversations, session.folders(), self.model.collapsed, time.time())
+            self._show(needle, everything)
+
+    def _search_on(self) -> None:
+        """The next slice of the search. What it has found is shown after the first, unless this needle's was shown
+        before, and when all is found."""
+        search, needle = self._search, self.search.text().strip()
+        if search is None:
+            return
+        try:
+            is_whole = search.more()
+        except StoreError as error:
+            self._search, self._trouble = None, str(error)
+            self._show(needle, Listing([], {}, {}))
+            return
+        if is_whole:
+            self._search = None
+        if is_whole or self._shown_needle != needle:
+            hits = {each.conversation.id: each for each in search.found}
+            self._show(needle, Listing(list(hits), {}, hits))
+        if not is_whole:
+            self._slice_timer.start()
+        elif self._opens_first:
+            self._open_found()
+
+    def _show(self, needle: str, listing: Listing) -> None:
         was_found = self.model.listing.hits is not None
         chosen = self.view.chosen_ids()
         current = self.model.row(self.view.currentIndex())
-        listing = self._found(needle) if needle else self._everything()
+        self._shown_needle = needle
         self.model.show_listing(listing)
         self.view.fit_rows()
         kept = set(listing.rows).intersection(chosen)
@@ -134,22 +176,10 @@ class ChatList(Card):
         self._show_nothing(needle, listing)
         self._wait_for_midnight()
 
-    def _everything(self) -> Listing:
-        session = self._session
-        return listing_of(session.conversations, session.folders(), self.model.collapsed, time.time())
-
-    def _found(self, needle: str) -> Listing:
-        try:
-            found = self._session.search(needle)
-        except StoreError as error:
-            self._trouble = str(error)
-            return Listing([], {}, {})
-        hits = {each.conversation.id: Hit(each.snippet, each.message_id, each.messages) for each in found}
-        return Listing(list(hits), {}, hits)
-
     def _show_nothing(self, needle: str, listing: Listing) -> None:
         """Says why there is nothing to see."""
-        text = tr("No chat holds “{needle}”.", needle=needle) if needle and not listing.rows else ""
+        found_none = needle and not listing.rows and self._search is None
+        text = tr("No chat holds “{needle}”.", needle=needle) if found_none else ""
         self.nothing.setText(self._trouble or text)
         set_role(self.nothing, "error" if self._trouble else "muted")
         self.nothing.setVisible(bool(self.nothing.text()))
@@ -194,7 +224,7 @@ class ChatList(Card):
 
     def rest(self) -> None:
         """Nothing happens by itself any more: the window closes."""
-        for timer in (self._search_timer, self._rest_timer, self._midnight_timer):
+        for timer in (self._search_timer, self._slice_timer, self._rest_timer, self._midnight_timer):
             timer.stop()
         self._held += 1
 
@@ -265,8 +295,13 @@ class ChatList(Card):
             self._open(self.view.currentIndex(), False)
 
     def _open_first(self) -> None:
-        """Enter in the search opens the first chat that it found."""
+        """Enter in the search opens the first chat that it finds."""
         self.refresh()
+        self._opens_first = self._search is not None
+        if not self._opens_first:
+            self._open_found()
+
+    def _open_found(self) -> None:
         if self.search.text().strip() and self.model.rows:
             first = self.model.index(0, 0)
             self.view.select([self.model.rows[0]], first)

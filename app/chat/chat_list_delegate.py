@@ -7,9 +7,9 @@ from PySide6.QtGui import QFont, QFontMetrics, QPainter, QPen, QPolygonF
 from PySide6.QtWidgets import QLineEdit, QStyle, QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
 from app.chat.chat_list_model import ROW, ChatListModel, priority_words, section_words, title_words
-from app.chat.chat_list_rows import Hit, Section
+from app.chat.chat_list_rows import Section
 from app.chat.conversation import Conversation, MessageStatus
-from app.chat.search import HIT_BEGINS, HIT_ENDS
+from app.chat.search import HIT_BEGINS, HIT_ENDS, Found
 from app.theme import Theme, readable, request_color
 from app.translation import ntr, tr
 
@@ -119,7 +119,12 @@ class ChatDelegate(QStyledItemDelegate):
         painter.drawRoundedRect(rect.toRectF().adjusted(0.5, 1.5, -0.5, -1.5), 6, 6)
 
     def _paint_marks(
-        self, painter: QPainter, option: QStyleOptionViewItem, line: QRect, conversation: Conversation, hit: Hit | None
+        self,
+        painter: QPainter,
+        option: QStyleOptionViewItem,
+        line: QRect,
+        conversation: Conversation,
+        hit: Found | None,
     ) -> int:
         """What stands at the right end of a chat's line; returns where it begins."""
         theme, right = self._theme, line.right() - MARGIN

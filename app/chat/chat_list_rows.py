@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from app.chat.conversation import Conversation
+from app.chat.search import Found
 
 MOST_CHANGES = 64
 """From here on showing another list whole is cheaper than changing it row by row."""
@@ -28,24 +29,12 @@ Row = str | Section
 """A chat, by its id, or a heading."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """What the search found in a chat."""
-
-    snippet: str
-    """With U+2068 and U+2069 around what was found."""
-    message_id: str | None
-    """The youngest message that holds it; None: the title does."""
-    messages: int
-    """How many messages hold it."""
-
-
 @dataclass(slots=True)
 class Listing:
     rows: list[Row] = field(default_factory=list)
     counts: dict[Section, int] = field(default_factory=dict)
     """Chats in each section, shown or folded away."""
-    hits: dict[str, Hit] | None = None
+    hits: dict[str, Found] | None = None
     """While the list shows what a search found."""
 
 

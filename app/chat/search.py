@@ -13,8 +13,8 @@ import functools
 import re
 import sqlite3
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.chat import files, schema
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 SNIPPET_BEFORE, SNIPPET_AFTER = 24, 64
 """Characters of a text around its hit."""
 HIT_BEGINS, HIT_ENDS = "\u2068", "\u2069"
+SLICE_BYTES, ROW_BYTES = 1_000_000, 500
+"""What one slice of a search looks at, and what a text costs besides its length."""
 _LONGEST_NEEDLE = 1_000
 _MOST_TRIGRAMS = 32
 _QUICK_BLOCKS = 5_000
@@ -54,44 +56,78 @@ _TRIGGERS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
 class Found:
-    conversation: Conversation
-    message_id: str | None
-    """Of the youngest message that holds the needle, in whatever branch; None: the title does, or all was asked for."""
-    snippet: str
-    """The text around the hit, which stands between U+2068 and U+2069; empty where all was asked for."""
-    messages: int = 0
-    """How many hold the needle."""
+    """A conversation that a search found."""
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        message_id: str | None = None,
+        messages: int = 0,
+        cut: Callable[[], str] = lambda: "",
+    ) -> None:
+        self.conversation = conversation
+        self.message_id = message_id
+        """Of the youngest message that holds the needle, in whatever branch; None: the title does, or all was asked
+        for."""
+        self.messages = messages
+        """How many hold the needle."""
+        self._cut = cut
+
+    @functools.cached_property
+    def snippet(self) -> str:
+        """The text around the hit, which stands between U+2068 and U+2069; empty where all was asked for. It is cut
+        when it is asked for, since few of many are ever seen."""
+        return self._cut()
 
 
 class TextHit(NamedTuple):
     """The youngest message of a conversation that holds the needle, and how many do."""
 
     message_id: str
-    text: str
     messages: int
+    number: int
+
+
+class Search:
+    """A needle in titles and texts, looked for in slices: the titles at once, then the youngest messages first."""
+
+    def __init__(self, needle: str, conversations: Iterable[Conversation], store: ChatStore) -> None:
+        self._needle = needle.strip()[:_LONGEST_NEEDLE]
+        self._ordered = sorted(conversations, key=attrgetter("updated"), reverse=True)
+        folded = self._needle.casefold()
+        self._titled = {each.id for each in self._ordered if folded in each.title.casefold()}
+        self._store = store
+        self._texts = TextSearch(self._needle)
+
+    def more(self) -> bool:
+        """Looks through one slice of the texts; whether that was the last. Raises :class:`StoreError`."""
+        return not self._needle or self._store.search_on(self._texts)
+
+    @property
+    def found(self) -> list[Found]:
+        """One for each conversation that is known to hold the needle, the last used first; for an empty one all."""
+        if not self._needle:
+            return [Found(each) for each in self._ordered]
+        hits, titled = self._texts.hits, self._titled
+        return [self._found(each) for each in self._ordered if each.id in titled or each.id in hits]
+
+    def _found(self, conversation: Conversation) -> Found:
+        message_id, messages, _ = self._texts.hits.get(conversation.id, (None, 0, 0))
+        if conversation.id in self._titled:
+            return Found(conversation, None, messages, lambda: snippet_of(conversation.title, self._needle))
+        return Found(conversation, message_id, messages, lambda: snippet_of(self._text_of(message_id), self._needle))
+
+    def _text_of(self, message_id: str | None) -> str:
+        return self._store.text_of(message_id or "")
 
 
 def find(needle: str, conversations: Iterable[Conversation], store: ChatStore) -> list[Found]:
-    """One for each conversation with ``needle`` in its title or a text, the last used first; for an empty one all.
-
-    Raises :class:`StoreError` where the texts cannot be read.
-    """
-    ordered = sorted(conversations, key=lambda each: each.updated, reverse=True)
-    needle = needle.strip()[:_LONGEST_NEEDLE]
-    if not needle:
-        return [Found(each, None, "") for each in ordered]
-    texts = store.find_texts(needle)
-    found = []
-    for conversation in ordered:
-        if needle.casefold() in conversation.title.casefold():
-            messages = texts[conversation.id].messages if conversation.id in texts else 0
-            found.append(Found(conversation, None, snippet_of(conversation.title, needle), messages))
-        elif conversation.id in texts:
-            message_id, text, messages = texts[conversation.id]
-            found.append(Found(conversation, message_id, snippet_of(text, needle), messages))
-    return found
+    """All that :class:`Search` finds, at once. Raises :class:`StoreError` where the texts cannot be read."""
+    search = Search(needle, conversations, store)
+    while not search.more():
+        pass
+    return search.found
 
 
 def snippet_of(text: str, needle: str) -> str:
@@ -181,33 +217,80 @@ def _index_batch(connection: sqlite3.Connection) -> bool:
     return last >= _ALL
 
 
-def texts_with(connection: sqlite3.Connection, needle: str) -> dict[str, TextHit]:
-    """What each conversation holds of ``needle``, by its id."""
-    folded = needle.casefold()
-    connection.create_function("holds", 1, lambda value: folded in _text(value).casefold(), deterministic=True)
-    if needle.isascii():  # several times as fast
-        holds, values = "text LIKE ? ESCAPE '\\'", ["%" + re.sub(r"([\\%_])", r"\\\1", needle) + "%"]
-    else:
-        holds, values = "holds(text)", []
-    if len(needle) < 3 or not _is_indexed(connection):
-        return _hits(connection, holds, values)
-    # What is being written, of which there is never much, is not in the index, nor what it has not come to yet.
-    beyond = "(status IN ('streaming', 'queued') OR rowid > (SELECT up_to FROM trigrams_filled))"
-    found = _hits(connection, f"{beyond} AND {holds}", values)
-    trigrams = dict.fromkeys(needle[at : at + 3].replace('"', '""') for at in range(len(needle) - 2))
-    query = " AND ".join(f'"{each}"' for each in list(trigrams)[:_MOST_TRIGRAMS])
-    candidates = "rowid IN (SELECT rowid FROM message_trigrams WHERE message_trigrams MATCH ?)"
-    for key, hit in _hits(connection, f"{candidates} AND {holds}", [query, *values]).items():
-        if key in found:
-            hit = found[key]._replace(messages=hit.messages + found[key].messages)
-        found[key] = hit
-    return found
+class TextSearch:
+    """Which texts hold a needle, from the youngest row back. A slice looks at ``SLICE_BYTES``, or at one text."""
 
+    def __init__(self, needle: str) -> None:
+        self._needle = needle
+        self.hits: dict[str, TextHit] = {}
+        """By the id of the conversation."""
+        self._parts: list[tuple[str, list[object]]] | None = None
+        """Where rows are still to be looked at, in SQL, and its values."""
+        self._below = _ALL
 
-def _hits(connection: sqlite3.Connection, condition: str, values: list[str]) -> dict[str, TextHit]:
-    query = "SELECT conversation_id, id, text, count(*), max(number) FROM messages WHERE {} GROUP BY conversation_id"
-    rows = connection.execute(query.format(condition), values)
-    return {_text(row[0]): TextHit(_text(row[1]), _text(row[2]), row[3]) for row in rows}
+    def more(self, connection: sqlite3.Connection) -> bool:
+        """Looks at one slice; whether that was the last."""
+        if self._parts is None:
+            self._parts = self._all_parts(connection)
+        folded = self._needle.casefold()
+        connection.create_function("holds", 1, lambda value: folded in _text(value).casefold(), deterministic=True)
+        left = SLICE_BYTES
+        while self._parts:
+            rows, values = self._parts[0]
+            left = self._look(connection.execute(rows, [*self._pattern(), *values, self._below]), left)
+            if left <= 0:
+                return False
+            del self._parts[0]
+            self._below = _ALL
+        return True
+
+    def _look(self, rows: sqlite3.Cursor, left: int) -> int:
+        """Looks at rows until ``left``, in bytes, is used up; what is left."""
+        try:
+            for rowid, conversation_id, message_id, number, length, holds in rows:
+                self._below = rowid
+                left -= (length or 0) + ROW_BYTES
+                if holds:
+                    self._count(_text(conversation_id), _text(message_id), number)
+                if left <= 0:
+                    break
+        finally:
+            rows.close()  # else it would keep the file's state of this moment
+        return left
+
+    def _count(self, conversation_id: str, message_id: str, number: int) -> None:
+        hit = self.hits.get(conversation_id)
+        if hit is None or number > hit.number:
+            self.hits[conversation_id] = TextHit(message_id, 1 + (hit.messages if hit else 0), number)
+        else:
+            self.hits[conversation_id] = hit._replace(messages=hit.messages + 1)
+
+    def _pattern(self) -> list[str]:
+        return ["%" + re.sub(r"([\\%_])", r"\\\1", self._needle) + "%"] if self._needle.isascii() else []
+
+    def _all_parts(self, connection: sqlite3.Connection) -> list[tuple[str, list[object]]]:
+        like = "messages.text LIKE ? ESCAPE '\\'"  # far quicker than a function of ours
+        holds = like if self._needle.isascii() else "holds(messages.text)"
+        columns = f"messages.rowid, conversation_id, id, number, length(messages.text), {holds}"
+        read = f"SELECT {columns} FROM messages WHERE {{}} AND rowid < ? ORDER BY rowid DESC"
+        if len(self._needle) < 3 or not _is_indexed(connection):
+            return [(read.format("1"), [])]
+        # What is being written, of which there is never much, is not in the index, nor what it has not come to yet.
+        up_to = connection.execute("SELECT up_to FROM trigrams_filled").fetchone()[0]
+        written = "status IN ('streaming', 'queued') AND rowid <= ?"
+        needle = self._needle
+        trigrams = dict.fromkeys(needle[at : at + 3].replace('"', '""') for at in range(len(needle) - 2))
+        query = " AND ".join(f'"{each}"' for each in list(trigrams)[:_MOST_TRIGRAMS])
+        candidates = (
+            f"SELECT {columns} FROM message_trigrams CROSS JOIN messages ON messages.rowid = message_trigrams.rowid "
+            "WHERE message_trigrams MATCH ? AND message_trigrams.rowid <= ? AND message_trigrams.rowid < ? "
+            "ORDER BY message_trigrams.rowid DESC"
+        )
+        return [
+            (read.format("rowid > ?"), [up_to]),
+            (read.format(written), [up_to]),
+            (candidates, [query, up_to]),
+        ]
 
 
 def _is_indexed(connection: sqlite3.Connection) -> bool:

@@ -34,7 +34,7 @@ from app.chat.exchange import with_free_ids
 from app.chat.preset import BUILT_IN, Preset, PresetKind, check_own, own_preset
 from app.chat.requests import Requests
 from app.chat.saving import Saver
-from app.chat.search import Found, find
+from app.chat.search import Found, Search, find
 from app.chat.store import ChatStore, StoreError
 from app.engine_bridge import EngineBridge
 from engine.request import SamplingParams
@@ -236,8 +236,13 @@ class ChatSession(QObject):
         self._saver.drop(conversation)
         self._saver.attempt(lambda: self.store.purge(conversation.id))
 
+    def begin_search(self, needle: str) -> Search:
+        """Looks in all titles and texts; it goes on as it is told to, as long as the chats stay as they are."""
+        self.flush()
+        return Search(needle, self.conversations, self.store)
+
     def search(self, needle: str) -> list[Found]:
-        """One for each conversation with ``needle`` in title or text, the last used first; for an empty needle all."""
+        """What a search finds, whole."""
         self.flush()
         try:
             return find(needle, self.conversations, self.store)

@@ -212,7 +212,25 @@ class ChatStore:
 
     def find_texts(self, needle: str) -> dict[str, search.TextHit]:
         """What each conversation, by its id, holds of ``needle``, whatever its case."""
-        return self._salvaging(lambda: search.texts_with(self._connection, needle))
+        texts = search.TextSearch(needle)
+        while not self.search_on(texts):
+            pass
+        return texts.hits
+
+    def search_on(self, texts: search.TextSearch) -> bool:
+        """One slice of a search; whether it was the last."""
+        return self._salvaging(lambda: texts.more(self._connection))
+
+    def text_of(self, message_id: str) -> str:
+        """Of a message as it is saved; empty where it is not there or cannot be read."""
+        try:
+            with self._said():
+                query = "SELECT CAST(text AS TEXT) FROM messages WHERE id = ?"
+                row = self._connection.execute(query, (message_id,)).fetchone()
+        except StoreError:
+            return ""
+        text = row[0] if row is not None else b""
+        return text.decode(errors="replace") if isinstance(text, bytes) else str(text)
 
     def index_more(self, seconds: float) -> bool:
         """Makes more texts quick to search, for about so long; whether all are."""

@@ -41,7 +41,7 @@ def test_a_backup_restored_elsewhere_is_what_was_backed_up(store, tmp_path):
     summary = backup.restore(other, target)
     assert (summary.conversations, summary.messages) == (1, 2)
     assert load(other) == [kept] and [each.name for each in other.presets("system")] == ["Pirate"]
-    assert "because" in [text for _, text, _ in other.find_texts("caus").values()]
+    assert "because" in [other.text_of(hit.message_id) for hit in other.find_texts("caus").values()]
     save(other, exchange("written afterwards"))
     other.close()
     assert titles(ChatStore.open(other.path)) == ["one", "written afterwards"]

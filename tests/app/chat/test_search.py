@@ -29,6 +29,10 @@ def find(store: ChatStore, needle: str, *conversations: Conversation) -> list[st
     return [found.conversation.title for found in search.find(needle, conversations, store)]
 
 
+def told(found: Found) -> tuple:
+    return found.conversation, found.message_id, found.snippet, found.messages
+
+
 @pytest.mark.parametrize(
     "needle",
     [
@@ -67,15 +71,16 @@ def test_the_last_used_is_first_with_its_youngest_hit(store):
     for each in (old, new):
         save(store, each)
     first, second = search.find(" fox ", [old, new], store)
-    assert first == Found(new, new.path[0].id, f"{HIT_BEGINS}fox{HIT_ENDS}?", 1)
-    assert second == Found(old, old.path[1].id, f"the {HIT_BEGINS}fox{HIT_ENDS} ran", 2)
-    assert search.find("", [old, new], store) == [Found(new, None, ""), Found(old, None, "")]
+    assert told(first) == (new, new.path[0].id, f"{HIT_BEGINS}fox{HIT_ENDS}?", 1)
+    assert told(second) == (old, old.path[1].id, f"the {HIT_BEGINS}fox{HIT_ENDS} ran", 2)
+    assert [told(each) for each in search.find("", [old, new], store)] == [(new, None, "", 0), (old, None, "", 0)]
 
 
 def test_a_title_is_a_hit_of_its_own(store):
     chat = exchange("Foxes and hounds", "a fox")
     save(store, chat)
-    assert search.find("fox", [chat], store) == [Found(chat, None, f"{HIT_BEGINS}Fox{HIT_ENDS}es and hounds", 1)]
+    (found,) = search.find("fox", [chat], store)
+    assert told(found) == (chat, None, f"{HIT_BEGINS}Fox{HIT_ENDS}es and hounds", 1)
 
 
 def test_texts_are_found_as_they_are_and_not_as_they_were(store):
@@ -247,3 +252,25 @@ def test_a_large_file_is_indexed_once_the_window_is_up(qapp, qtbot, store_path, 
     qtbot.waitUntil(lambda: up_to() == search._ALL)
     assert len(session.search("answer 4")) == 6
     session.close()
+
+
+@pytest.mark.parametrize("needle", ["common", "co", "ÄRGER"])
+def test_a_slice_looks_at_few_texts_and_cuts_no_snippet(store, monkeypatch, needle):
+    monkeypatch.setattr(search, "SLICE_BYTES", 5_000)
+    chats = [exchange(f"chat {number}", answer="common ärger " * 100) for number in range(30)]
+    for number, chat in enumerate(chats):
+        chat.updated = float(number)
+        save(store, chat)
+    cut = []
+    monkeypatch.setattr(ChatStore, "text_of", lambda _store, message_id: cut.append(message_id) or "a common text")
+    under_way = search.Search(needle, chats, store)
+    slices, known = 0, 0
+    while not (is_whole := under_way.more()):
+        slices += 1
+        assert len(under_way.found) - known <= 4
+        known = len(under_way.found)
+        assert [each.conversation for each in under_way.found] == chats[-known:][::-1]  # the youngest are known first
+    assert slices >= 7 and is_whole
+    assert [each.conversation for each in under_way.found] == chats[::-1]
+    assert cut == []
+    assert under_way.found[0].snippet and len(cut) == 1
