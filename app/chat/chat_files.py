@@ -150,6 +150,8 @@ class ChatFiles(QObject):
                     self._session.add_imported([chat])
                 came.append(chat.id)
                 yield tr("Importing: {done:,} of {all:,} chats", done=len(came), all=len(chats))
+        except StoreError as error:
+            failures = [*failures, tr("Not every chat was imported. {reason}", reason=str(error))]
         finally:
             if came:
                 self.imported.emit(came, _imported_words(len(came), names))

@@ -93,18 +93,22 @@ class ContextUse:
 
     @property
     def figures(self) -> str:
-        """``1,234 of 8,192 tokens``."""
+        """``1,234 of 8,192 tokens``; what is over adds up with :attr:`consequence`."""
         if self.is_estimate:
             return tr("about {total:,} of {window:,} tokens", total=rounded(self.total), window=self.window)
-        return tr("{total:,} of {window:,} tokens", total=self.total, window=self.window)
+        total = self.prompt if self.excess else self.total
+        return tr("{total:,} of {window:,} tokens", total=total, window=self.window)
 
     @property
     def consequence(self) -> str:
         """What the figures mean for what is sent next; empty: nothing."""
         if self.level is Level.OVER and self.is_estimate:
             return tr("far too many")
+        if self.level is Level.OVER and self.policy is ContextPolicy.DROP_OLDEST:
+            return tr("{count:,} too many with {room:,} for the answer", count=self.excess, room=self.reserve)
         if self.level is Level.OVER:
-            return ntr("{count:,} too many", "{count:,} too many", self.excess)
+            over = self.prompt - self.window
+            return ntr("{count:,} too many", "{count:,} too many", over) if over else tr("no room for an answer")
         if self.drops:
             return ntr("{count:,} oldest message left out", "{count:,} oldest messages left out", self.dropped)
         if self.level is Level.TIGHT:

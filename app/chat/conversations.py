@@ -8,13 +8,15 @@
                           │                                  └─▶ INCOMPLETE    the engine or the window died; it stays
                           └────────── continue ◀─────────────── (all four, where more can come)
 
-An output that comes after a stop is dropped, never shown and never sent.
+An answer that was to continue and got no further word is again what it was. An output that comes after a stop is
+dropped, never shown and never sent.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from app.chat.conversation import (
     ChatError,
@@ -31,7 +33,7 @@ from app.chat.tree import MessageTree
 from app.translation import tr
 from engine.config import DEFAULT_CHAT_MAX_TOKENS
 from engine.messages import ContextCut, Output
-from engine.request import FinishReason
+from engine.request import FinishReason, SamplingParams
 
 
 class Conversations:
@@ -41,6 +43,8 @@ class Conversations:
         self._wall_clock = wall_clock
         self._conversations: dict[str, Conversation] = {}
         self._by_request: dict[int, tuple[Conversation, Message]] = {}
+        self._ended_as: dict[str, _Ending] = {}
+        """Id of an answer that is being continued -> how it had ended."""
 
     def __iter__(self) -> Iterator[Conversation]:
         return iter(self._conversations.values())
@@ -100,6 +104,7 @@ class Conversations:
         if path[-2].damage:
             raise ChatError(tr("The question of this answer could not be read; send a new message instead."))
         answer = path[-1]
+        self._ended_as[answer.id] = _Ending.of(answer)
         answer.timings.begin_part()
         answer.continued = len(answer.text)
         answer.status, answer.request_id = MessageStatus.QUEUED, None
@@ -204,6 +209,8 @@ class Conversations:
         answer.text += output.text.replace("\0", "\ufffd")
         timings = answer.timings
         timings.count(len(output.token_ids), output.time)
+        if output.finish_reason == FinishReason.ERROR and self._take_back(answer):
+            return found
         if output.finish_reason is not None:
             timings.prompt_tokens = max(0, output.prompt_tokens - timings.earlier_tokens)
             timings.cached_tokens = min(output.cached_tokens, timings.prompt_tokens)
@@ -282,8 +289,35 @@ class Conversations:
     def _close(self, answer: Message, status: MessageStatus) -> None:
         answer.status = status
         answer.continued = 0
+        self._ended_as.pop(answer.id, None)
         if answer.request_id is not None:
             self._by_request.pop(answer.request_id, None)
+
+    def _take_back(self, answer: Message) -> bool:
+        """An answer of which no further word came is again as it was before it was to go on."""
+        ending = self._ended_as.get(answer.id)
+        if ending is None or answer.timings.part_tokens:
+            return False
+        self._close(answer, ending.status)
+        answer.request_id, answer.params = ending.request_id, ending.params
+        answer.finish_reason, answer.error, answer.model = ending.finish_reason, ending.error, ending.model
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """How an answer ended."""
+
+    status: MessageStatus
+    request_id: int | None
+    params: SamplingParams | None
+    finish_reason: str
+    error: str
+    model: str
+
+    @classmethod
+    def of(cls, answer: Message) -> _Ending:
+        return cls(answer.status, answer.request_id, answer.params, answer.finish_reason, answer.error, answer.model)
 
 
 def _is_whole_part(answer: Message) -> bool:

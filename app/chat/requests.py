@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QObject, Signal
 
-from app.chat.conversation import ChatError, ContextPolicy, Conversation
+from app.chat.conversation import ChatError, ContextPolicy, Conversation, MessageStatus
 from app.chat.conversations import Conversations
 from app.engine_bridge import EngineBridge
 from app.translation import tr
 from engine.client import EngineDied
 from engine.messages import ContextCut, LoadFailed, Output
+from engine.request import FinishReason
 
 
 class Requests(QObject):
@@ -22,6 +23,8 @@ class Requests(QObject):
     """Pairs of a conversation and an answer of it that has new text or a new state."""
     ended = Signal(list)
     """The same, of answers to which nothing more will come; they may have been in ``changed``."""
+    refused = Signal(str, str)
+    """Id of a conversation whose last answer could not go on and is as it was, and the reason, a sentence."""
 
     def __init__(
         self, bridge: EngineBridge, conversations: Callable[[], Conversations], parent: QObject | None = None
@@ -80,12 +83,20 @@ class Requests(QObject):
         self.begun.emit()
 
     def _take_outputs(self, outputs: list[Output]) -> None:
-        found = [each for output in outputs if (each := self._conversations().apply(output)) is not None]
+        found, refused = [], []
+        for output in outputs:
+            if (each := self._conversations().apply(output)) is None:
+                continue
+            found.append(each)
+            if output.finish_reason == FinishReason.ERROR and each[1].status is not MessageStatus.ERROR:
+                refused.append((each[0], output.error))
         touched = {answer.id: (conversation, answer) for conversation, answer in found}
         self.changed.emit(list(touched.values()))
         ended = [pair for pair in touched.values() if not pair[1].status.is_open]
         if ended:
             self.ended.emit(ended)
+        for conversation, reason in refused:
+            self.refused.emit(conversation.id, tr("The answer stays as it was. {reason}", reason=reason))
 
     def _context_cut(self, cut: ContextCut) -> None:
         found = self._conversations().cut(cut)

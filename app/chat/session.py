@@ -53,6 +53,8 @@ class ChatSession(QObject):
     """Id of a conversation that shows other messages, or has other versions of them."""
     message_changed = Signal(str, str)
     """Ids of a conversation and of a message of it that has new text or a new state."""
+    refused = Signal(str, str)
+    """Id of a conversation whose last answer could not go on and is as it was, and the reason, a sentence."""
     save_problem = Signal(str)
     """Why chats cannot be saved at the moment; empty when they can again."""
 
@@ -70,6 +72,7 @@ class ChatSession(QObject):
         self._requests.begun.connect(self.listed)
         self._requests.changed.connect(self._changed)
         self._requests.ended.connect(self._ended)
+        self._requests.refused.connect(self.refused)
 
     @property
     def store(self) -> ChatStore:

@@ -109,6 +109,7 @@ class ChatWorkspace(QObject):
         session.listed.connect(self._update)
         session.reloaded.connect(self._reloaded)
         session.save_problem.connect(self._show_store)
+        session.refused.connect(lambda chat, why: chat == self._current.id and self._refuse(ChatError(why)))
         bridge.stepped.connect(self._stepped)
         bridge.state_changed.connect(self._show_engine)
         bridge.paced.connect(lambda _paused: self._show_engine())

@@ -289,7 +289,7 @@ def test_a_message_that_does_not_fit_is_not_sent_and_the_numbers_said(desk):
     assert not desk.composer.button.isEnabled() and note.text in desk.composer.button.toolTip()
     desk.press(ENTER)
     assert desk.sent.count() == 0 and desk.composer.text == "d" * 1_200
-    assert f"{use.excess:,} too many" in desk.composer.gauge.text
+    assert f"{use.total - use.window:,} too many" in desk.composer.gauge.text  # the numbers beside it add up
     assert note.drop_button.isVisible() and note.new_button.isVisible()
 
 
@@ -453,6 +453,9 @@ def test_a_full_chat_that_may_leave_out_messages_is_not_called_too_long_before_o
     use = ContextUse(512, 1_011, policy=ContextPolicy.DROP_OLDEST, max_tokens=100, dropped=6, kept=600)
     assert not use.excess and use.level is Level.TIGHT and "left out" in use.consequence
     assert replace(use, draft=20).excess
+    full = replace(use, draft=0, history=512, policy=ContextPolicy.REFUSE, dropped=0, kept=0)
+    assert full.level is Level.OVER and full.consequence == "no room for an answer"
+    assert replace(full, history=547).consequence == "35 too many"
 
 
 # In the chat ---------------------------------------------------------------------------------------------------------

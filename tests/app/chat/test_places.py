@@ -13,6 +13,7 @@ from PySide6.QtWidgets import QFileDialog
 
 from app.chat import chat_files, schema
 from app.chat.conversation import Conversation
+from app.chat.exchange import json_parts
 from app.chat.places import KEEP_MS
 from app.chat.store import StoreError
 from app.chat.workspace import ChatWorkspace
@@ -293,3 +294,17 @@ def test_what_cannot_be_written_or_read_is_said_by_name(workspace, bridge, dialo
         workspace.files.read([str(path)])
         qtbot.waitUntil(lambda words=words: words in workspace.files.notice.text)
     assert titles(workspace) == before
+
+
+def test_an_import_that_the_file_of_the_chats_refuses_says_so(workspace, tmp_path, qtbot, monkeypatch):
+    path = tmp_path / "one.json"
+    path.write_text("".join(part.decode() for part in json_parts([Conversation(title="one")])))
+
+    def refuse(_chats):
+        raise StoreError("The disk is full.")
+
+    monkeypatch.setattr(workspace.session, "add_imported", refuse)
+    workspace.files.read([str(path)])
+    qtbot.waitUntil(lambda: "The disk is full." in workspace.files.notice.text)
+    workspace.files.read([str(path)])  # the job has ended: the next one begins
+    qtbot.waitUntil(lambda: "One thing after the other" not in workspace.files.notice.text)

@@ -87,6 +87,24 @@ def test_a_continued_answer_is_asked_for_with_its_text_and_grows_on(session, bri
     again.close()
 
 
+def test_an_answer_that_cannot_go_on_stays_as_it_was_and_says_why(session, bridge, qtbot):
+    chat = session.new_conversation()
+    session.send(chat, "count")
+    bridge.finish(1, "1 2", reason="length")
+    answer = chat.path[1]
+    before = (answer.status, answer.text, answer.error, answer.finish_reason, answer.request_id)
+    with qtbot.waitSignal(session.refused) as told:
+        session.continue_answer(chat)
+        bridge.finish(2, "", reason="error", error="No room: 316 tokens.")
+    assert told.args[0] == chat.id and "316 tokens" in told.args[1]
+    assert (answer.status, answer.text, answer.error, answer.finish_reason, answer.request_id) == before
+    assert chat.open_answer is None and answer.can_continue
+    again = restarted(session)
+    (found,) = again.conversations
+    assert found.path[1].status is MessageStatus.COMPLETE and found.path[1].can_continue
+    again.close()
+
+
 def test_a_continued_answer_that_waits_for_the_model_goes_on_when_it_is_there(session, bridge):
     chat = session.new_conversation()
     session.send(chat, "count")
