@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -221,17 +222,23 @@ class ChatSession(QObject):
             conversation.scroll = scroll
             self._saver.save_conversation(conversation)
 
-    def delete(self, conversation: Conversation) -> None:
-        """Out of the list; :meth:`restore` brings it back until :meth:`purge`."""
-        self.stop(conversation)
+    def delete(self, *conversations: Conversation) -> None:
+        """Out of the list, all in one go; :meth:`restore` brings them back until :meth:`purge`."""
+        for conversation in conversations:
+            self.stop(conversation)
         self.flush()
-        self.conversations.remove(conversation)
-        self._saver.attempt(lambda: self.store.set_deleted(conversation.id, True))
-        self.listed.emit()
+        for conversation in conversations:
+            self.conversations.remove(conversation)
+        self._set_deleted(conversations, True)
 
-    def restore(self, conversation: Conversation) -> None:
-        self.conversations.add(conversation)
-        self._saver.attempt(lambda: self.store.set_deleted(conversation.id, False))
+    def restore(self, *conversations: Conversation) -> None:
+        for conversation in conversations:
+            self.conversations.add(conversation)
+        self._set_deleted(conversations, False)
+
+    def _set_deleted(self, conversations: Iterable[Conversation], deleted: bool) -> None:
+        ids = [each.id for each in conversations]
+        self._saver.attempt(lambda: self.store.set_deleted(ids, deleted))
         self.listed.emit()
 
     def purge(self, conversation: Conversation) -> None:

@@ -281,10 +281,11 @@ class ChatStore:
 
         self._write(write)
 
-    def set_deleted(self, conversation_id: str, deleted: bool) -> None:
-        """Takes a conversation out of the list, or back in. It leaves the file when :meth:`purge` is called."""
+    def set_deleted(self, ids: Iterable[str], deleted: bool) -> None:
+        """Takes conversations out of the list, or back in. They leave the file when :meth:`purge` is called."""
         value = max(time.time(), schema.EARLIEST_DELETED) if deleted else None
-        self._change("UPDATE conversations SET deleted = ? WHERE id = ?", value, conversation_id)
+        rows = [(value, each) for each in ids]
+        self._write(lambda: self._connection.executemany("UPDATE conversations SET deleted = ? WHERE id = ?", rows))
 
     def purge(self, conversation_id: str) -> None:
         """Removes a deleted conversation for good; its text is overwritten on disk."""

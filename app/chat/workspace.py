@@ -233,16 +233,14 @@ class ChatWorkspace(QObject):
             words = ntr("Deleted {count:,} chat.", "Deleted {count:,} chats.", len(lost))
         shown = self._current
         with self.hold():
-            for each in chats:
-                session.delete(each)
+            session.delete(*chats)
             if self._is_gone(shown):
                 self.places.forget()
                 self.open_conversation(session.conversations.get(beside) or self._newest())
 
         def undo() -> None:
             with self.hold():
-                for each in lost:
-                    session.restore(each)
+                session.restore(*lost)
             self.open_conversation(shown if shown in lost else lost[0])
 
         if lost:

@@ -98,7 +98,7 @@ def test_texts_are_found_as_they_are_and_not_as_they_were(store):
     assert find(store, "being wr", chat) == ["one"]
     store.save([], deleted=[answer])
     assert find(store, "being wr", chat) == []
-    store.set_deleted(chat.id, True)
+    store.set_deleted([chat.id], True)
     store.purge(chat.id)
     assert store.find_texts("why?") == {}
     left = "SELECT count(*) FROM message_trigrams WHERE message_trigrams MATCH '\"why\"'"

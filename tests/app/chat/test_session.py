@@ -286,3 +286,23 @@ def test_bringing_back_a_question_does_not_bring_back_what_followed_and_was_dele
     (found,) = again.conversations
     assert [each.text for each in found.messages] == ["one", "1"]
     again.close()
+
+
+def test_many_chats_are_deleted_and_brought_back_in_one_transaction_each(session, bridge):
+    chats = [told(session, bridge, f"question {number}", "answer") for number in range(20)]
+    session.send(chats[3], "once more")
+    statements: list[str] = []
+    listed: list[int] = []
+    session.store._connection.set_trace_callback(statements.append)
+    session.listed.connect(lambda: listed.append(len(session.conversations)))
+    session.delete(*chats)
+    assert chats[3].open_answer is None and bridge.aborted
+    assert len([each for each in statements if each == "COMMIT"]) <= 2  # the stopped answer, and all that are deleted
+    assert listed[-1] == 0 and len(listed) <= 2
+    statements.clear()
+    listed.clear()
+    session.restore(*chats)
+    assert [each for each in statements if each == "COMMIT"] == ["COMMIT"] and listed == [20]
+    again = restarted(session)
+    assert len(again.conversations) == 20
+    again.close()

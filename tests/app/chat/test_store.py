@@ -274,11 +274,11 @@ def test_deleted_conversations_come_back_until_they_are_purged(store_path):
     secret = exchange("gone", answer="SECRETWORD" * 50 + "⌘⌥⇧")
     save(store, exchange("stays"))
     save(store, secret)
-    store.set_deleted(secret.id, True)
+    store.set_deleted([secret.id], True)
     assert [each.title for each in store.conversations()] == ["stays"]
-    store.set_deleted(secret.id, False)
+    store.set_deleted([secret.id], False)
     assert sorted(each.title for each in store.conversations()) == ["gone", "stays"]
-    store.set_deleted(secret.id, True)
+    store.set_deleted([secret.id], True)
     store.purge(secret.id)
     store.close()
     assert all(b"SECRETWORD" not in path.read_bytes() for path in store_path.parent.iterdir())
