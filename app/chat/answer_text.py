@@ -16,7 +16,8 @@ from app.chat.markup import MarkdownColors
 from app.chat.text_pane import TextPane
 from app.translation import tr
 
-PANE_CHARACTERS = 1_000
+PANE_CHARACTERS = 600
+"""Fewer than a piece of a long table or code block has: one that is finished is not laid out again with the next."""
 UPDATE_LIMIT = PANE_CHARACTERS + 2 * BLOCK_LIMIT
 """Most characters of source that one update lays out again, besides what is new in it."""
 SLICE_CHARACTERS = 1_500

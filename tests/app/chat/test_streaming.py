@@ -6,8 +6,9 @@ import random
 
 import pytest
 
-from app.chat.answer_text import SLICE_CHARACTERS, UPDATE_LIMIT, AnswerText
+from app.chat.answer_text import PANE_CHARACTERS, SLICE_CHARACTERS, UPDATE_LIMIT, AnswerText
 from app.chat.answer_view import UPDATE_SECONDS, AnswerView, markdown_colors
+from app.chat.blocks import DEAR_LIMIT
 from app.chat.markdown import render
 
 WORDS = ("the", "block", "table", "maps", "a", "`position`", "to", "**memory**", "[so](https://example.org)", "do.")
@@ -62,6 +63,21 @@ def test_20_000_tokens_lay_out_a_bounded_part_at_a_time(qtbot, theme, kind):
     qtbot.addWidget(once)
     once.set_text(text, growing=False)
     assert [pane.toHtml() for pane in widget.panes] == [pane.toHtml() for pane in once.panes]
+
+
+@pytest.mark.parametrize("kind", ["code block", "table"])
+def test_a_finished_piece_of_a_long_block_is_not_laid_out_with_the_next(qtbot, theme, kind):
+    opening, line = (
+        ("```python\n", "x = 1  # note\n") if kind == "code block" else ("| a | b |\n|---|---|\n", "| 1 | x |\n")
+    )
+    widget = AnswerText(markdown_colors(theme))
+    qtbot.addWidget(widget)
+    text, laid_out = opening, []
+    for _ in range(600):
+        text += line
+        widget.set_text(text, growing=True)
+        laid_out.append(widget.laid_out_characters)
+    assert PANE_CHARACTERS < max(laid_out) <= DEAR_LIMIT + 4 * len(line)
 
 
 def test_a_growing_answer_is_drawn_at_most_twenty_times_a_second(workspace, bridge, qtbot, monkeypatch):
