@@ -12,6 +12,7 @@
     └────────────────────────────────────┘    └───────────────────────────────┘    └─────────────────────────────┘
 
 Comparison: the comparison wide, so that form and result stand beside each other, with the run in progress at its side.
+Focus: the chats and the chat, nothing of the engine.
 A window that has not all of the docks has the same places without them.
 """
 
@@ -22,7 +23,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from PySide6.QtCore import QPoint, QRectF, Qt, Signal
+from PySide6.QtCore import QPoint, QRectF, QSize, Qt, Signal
 from PySide6.QtGui import QGuiApplication, QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QMenu, QWidget
 
@@ -30,7 +31,10 @@ from app.theme import RADIUS, Theme
 from app.translation import tr
 from app.widgets import Card, paint_surface
 
-ArrangementName = Literal["chat", "monitor", "lab", "comparison"]
+ArrangementName = Literal["chat", "monitor", "lab", "comparison", "focus"]
+NARROWEST = QSize(150, 44)
+"""What a view can be squeezed to, below its title line, whatever it shows: all of an arrangement have a place in the
+smallest window in any font size. What is wider is cut at its own edge, never laid over its neighbour."""
 
 
 class Dock(QDockWidget):
@@ -49,9 +53,13 @@ class Dock(QDockWidget):
         content: QWidget | Callable[[], QWidget],
         theme: Theme,
         parent: QWidget | None = None,
+        *,
+        squeezable: bool = False,
     ) -> None:
-        """content: what is in it, or what makes that when it is first seen or asked for."""
+        """content: what is in it, or what makes that when it is first seen or asked for. squeezable: see
+        :data:`NARROWEST`."""
         super().__init__(title, parent)
+        self._squeezable = squeezable
         self.setObjectName(name)
         self._theme = theme
         self._make: Callable[[], QWidget] | None = None
@@ -89,6 +97,9 @@ class Dock(QDockWidget):
         header = card.take_header()
         header.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         header.customContextMenuRequested.connect(self._offer)
+        if self._squeezable:
+            header.narrowest = NARROWEST.width()
+            card.setMinimumSize(NARROWEST)
         self.setTitleBarWidget(header)
         self.setWidget(card)
 
@@ -161,7 +172,7 @@ ARRANGEMENTS: dict[ArrangementName, Arrangement] = {
     ),
     "monitor": Arrangement(
         columns=(
-            Column((Group(("occupancy",)), Group(("throughput", "steptime")), Group(("latency",))), 0.34),
+            Column((Group(("occupancy",)), Group(("throughput", "steptime"), 1.2), Group(("latency",))), 0.34),
             Column((Group(("blocks",), 1.2), Group(("decisions",))), 0.28),
             Column((Group(("queue",), 1.4), Group(("ledger",))), 0.38),
         ),
@@ -184,6 +195,11 @@ ARRANGEMENTS: dict[ArrangementName, Arrangement] = {
         ),
         bottom=("timeline",),
         bottom_share=0.2,
+    ),
+    "focus": Arrangement(
+        columns=(Column((Group(("chats",)),), 0.2, 280), Column((Group(("chat",)),), 0.8)),
+        bottom=(),
+        bottom_share=0.0,
     ),
 }
 
@@ -222,8 +238,9 @@ def arrange(window: QMainWindow, docks: dict[str, QDockWidget], arrangement: Arr
         window.tabifyDockWidget(docks[last[-1]], dock)
         dock.hide()
     docks[last[0]].raise_()
-    window.addDockWidget(Qt.DockWidgetArea.BottomDockWidgetArea, docks[arrangement.bottom[0]])
-    _stack(window, [docks[name] for name in arrangement.bottom])
+    if arrangement.bottom:
+        window.addDockWidget(Qt.DockWidgetArea.BottomDockWidgetArea, docks[arrangement.bottom[0]])
+        _stack(window, [docks[name] for name in arrangement.bottom])
     set_sizes(window, docks, arrangement)
 
 
@@ -259,4 +276,5 @@ def set_sizes(window: QMainWindow, docks: dict[str, QDockWidget], arrangement: A
         groups = [docks[group.docks[0]] for group in column.groups]
         heights = [round((height - bottom) * group.share / total) for group in column.groups]
         window.resizeDocks(groups, heights, Qt.Orientation.Vertical)
-    window.resizeDocks([docks[arrangement.bottom[0]]], [bottom], Qt.Orientation.Vertical)
+    if arrangement.bottom:
+        window.resizeDocks([docks[arrangement.bottom[0]]], [bottom], Qt.Orientation.Vertical)

@@ -58,7 +58,7 @@ class FrameStats:
 
 
 class MainWindow(ScopeWindow):
-    arrangements: tuple[ArrangementName, ...] = ("chat", "monitor", "lab", "comparison")
+    arrangements: tuple[ArrangementName, ...] = ("chat", "monitor", "lab", "comparison", "focus")
 
     def __init__(
         self,

@@ -72,6 +72,7 @@ ARRANGEMENT_TITLES: dict[ArrangementName, str] = {
     "monitor": mark("Monitor"),
     "lab": mark("Lab"),
     "comparison": mark("Comparison"),
+    "focus": mark("Focus"),
 }
 
 
@@ -124,7 +125,7 @@ class ScopeWindow(QMainWindow):
         """A dock, with its title, for each of ``before`` and each panel; see :class:`Dock`."""
         contents = {**before, **{name: (panel.title, panel) for name, panel in self.panels.items()}}
         for name, (title, content) in contents.items():
-            dock = self.docks[name] = Dock(name, title, content, self.theme, self)
+            dock = self.docks[name] = Dock(name, title, content, self.theme, self, squeezable=name in self.panels)
             dock.resized_by_hand.connect(self._layout_is_the_users)
             dock.filled.connect(self.room_changed)
             dock.topLevelChanged.connect(self._dock_floated)

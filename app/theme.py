@@ -334,15 +334,15 @@ QLabel[role="heading"] {{ font-size: {heading_px}px; font-weight: 600; }}
 QLabel[role="error"] {{ color: {t.error}; }}
 QPushButton, QToolButton {{ background: {t.raised}; border: 1px solid {t.line}; border-radius: 6px;
     padding: 5px 12px; }}
-QToolButton {{ padding: 4px 8px; }}
-QPushButton:hover, QToolButton:hover {{ border-color: {t.accent}; }}
+QToolButton {{ padding: 4px 8px; }} QPushButton:hover, QToolButton:hover {{ border-color: {t.accent}; }}
 QPushButton:pressed, QToolButton:pressed, QToolButton:checked {{ background: {t.selection}; }}
 QPushButton:focus, QToolButton:focus {{ border-color: {t.accent}; }}
 QPushButton:disabled, QToolButton:disabled {{ color: {t.muted}; border-color: {t.line}; background: {t.card}; }}
 QPushButton[role="primary"] {{ background: {t.accent}; border-color: {t.accent}; color: {t.on_accent};
     font-weight: 600; }}
-QPushButton[role="primary"]:focus {{ border-color: {t.text}; }}
+QPushButton[role="primary"]:focus, QPushButton[role="danger"]:focus {{ border-color: {t.text}; }}
 QPushButton[role="primary"]:disabled {{ background: {t.raised}; border-color: {t.line}; color: {t.muted}; }}
+QPushButton[role="danger"] {{ background: {t.error}; border-color: {t.error}; color: {t.card}; font-weight: 600; }}
 QToolButton[role="flat"], QPushButton[role="flat"] {{ background: transparent; border-color: transparent;
     padding: 3px 8px; }}
 QToolButton[role="flat"]:hover, QPushButton[role="flat"]:hover {{ background: {t.raised}; border-color: {t.line}; }}

@@ -62,6 +62,32 @@ def button(text: str, role: str = "", accessible: str = "") -> QPushButton:
     return result
 
 
+class _Title(QLabel):
+    """Gives way to what stands beside it: elided where there is no room."""
+
+    LEAST = 40
+
+    def minimumSizeHint(self) -> QSize:
+        hint = super().minimumSizeHint()
+        return QSize(min(self.LEAST, hint.width()), hint.height())
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        words = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.width())
+        place, role = self.contentsRect(), self.foregroundRole()
+        flags = Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter
+        self.style().drawItemText(QPainter(self), place, flags, self.palette(), self.isEnabled(), words, role)
+
+
+class TitleLine(QWidget):
+    """The title line of a card. ``narrowest``: a dock asks no more width for it, and what does not fit is cut."""
+
+    narrowest = 10_000
+
+    def minimumSizeHint(self) -> QSize:
+        hint = super().minimumSizeHint()
+        return QSize(min(hint.width(), self.narrowest), hint.height())
+
+
 class Card(QFrame):
     """A quiet surface with a title line: the title on the left, legends and figures on the right, the body below.
 
@@ -71,8 +97,10 @@ class Card(QFrame):
     def __init__(self, title: str, *trailing: QWidget, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._framed = True
-        self._title = label(title, "title")
-        self.header = QWidget(self)
+        self._title = _Title(title)
+        self._title.setTextFormat(Qt.TextFormat.PlainText)
+        set_role(self._title, "title")
+        self.header = TitleLine(self)
         self.header.setMinimumHeight(HEADER_HEIGHT)
         self._trailing = QHBoxLayout()
         self._trailing.setSpacing(SPACING + 4)
@@ -109,7 +137,7 @@ class Card(QFrame):
         self.add_trailing(figure)
         return figure
 
-    def take_header(self) -> QWidget:
+    def take_header(self) -> TitleLine:
         """Hands the title line over to a dock, which then draws the surface too."""
         self.layout().removeWidget(self.header)
         self._framed = False

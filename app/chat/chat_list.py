@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from PySide6.QtCore import QModelIndex, QPoint, Qt, QTimer, Signal
+from PySide6.QtCore import QModelIndex, QPoint, QSize, Qt, QTimer, Signal
 from PySide6.QtGui import QKeyEvent, QShowEvent
 from PySide6.QtWidgets import QLineEdit, QWidget
 
@@ -24,6 +24,7 @@ from app.theme import SPACING, Theme
 from app.translation import tr
 from app.widgets import Card, button, label, set_role
 
+NARROWEST = 150
 SEARCH_MS = 150
 SLICE_REST_MS = 2
 """Between two slices of a search, so that the window has its turn."""
@@ -78,8 +79,13 @@ class ChatList(Card):
         self._slice_timer = self._timer(SLICE_REST_MS, self._search_on)
         self._rest_timer = self._timer(REST_MS, self._open_rested)
         self._midnight_timer = self._timer(0, self.refresh)
-        self.setMinimumWidth(150)
         self._connect(theme)
+
+    def minimumSizeHint(self) -> QSize:
+        """The button is whole in every font size; all else can be cut."""
+        sides = self.body.contentsMargins()
+        least = self.new_button.sizeHint().width() + sides.left() + sides.right()
+        return QSize(max(NARROWEST, least), super().minimumSizeHint().height())
 
     def _connect(self, theme: Theme) -> None:
         self.menu_button.clicked.connect(self._menu_of_chosen)

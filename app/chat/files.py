@@ -141,13 +141,18 @@ def sync(path: Path) -> None:
             os.close(handle)
 
 
+def kept_beside(path: Path) -> list[Path]:
+    """Every file that was kept or left beside ``path``, without the lock."""
+    lock = path.name + ".lock"
+    return [each for each in path.parent.glob(f"{path.name}.*") if each.is_file() and not each.name.startswith(lock)]
+
+
 def shred_beside(path: Path) -> None:
-    """Overwrites and deletes every file that was kept or left beside ``path``; the lock stays."""
-    for extra in path.parent.glob(f"{path.name}.*"):
-        if extra.is_file() and not extra.name.startswith(path.name + ".lock"):
-            with extra.open("r+b") as file:
-                _overwrite(file.fileno())
-            extra.unlink()
+    """Overwrites and deletes them."""
+    for extra in kept_beside(path):
+        with extra.open("r+b") as file:
+            _overwrite(file.fileno())
+        extra.unlink()
 
 
 @contextlib.contextmanager

@@ -71,7 +71,7 @@ class ThroughputPanel(ScopePanel):
         self.plot = ThroughputPlot(theme)
         super().__init__(tr("Throughput"), source, theme, selection, self.plot, parent)
         self._legend = Legend(theme, _throughput_entries(None))
-        self.add_trailing(self._legend)
+        self.body.insertWidget(0, self._legend)  # with the figures beside it the title line would name one line only
         self.window_choice = window_choice()
         self.window_choice.chosen.connect(self.show_anew)
         self.add_trailing(self.window_choice)

@@ -12,7 +12,7 @@ from PySide6.QtCore import QKeyCombination, QObject, Qt, Signal
 from PySide6.QtGui import QAction, QKeySequence
 
 from app.settings.preferences import PreferenceStore
-from app.translation import tr
+from app.translation import mark, tr
 
 PORTABLE = QKeySequence.SequenceFormat.PortableText
 NATIVE = QKeySequence.SequenceFormat.NativeText
@@ -25,6 +25,16 @@ _EDITING = (
     QKeySequence.StandardKey.Redo,
     QKeySequence.StandardKey.SelectAll,
 )
+
+
+_TITLES = {
+    "show.": mark("Show {title}"),
+    "arrange.": mark("Arrangement: {title}"),
+    "theme.": mark("Theme: {title}"),
+}
+"""What commands are called whose menu says what the one word in it is about."""
+_BY_USE = ("chat.", "settings", "model.page", "arrange.", "engine.", "record.", "time.", "model.", "show.", "theme.")
+"""Beginnings of names, the everyday commands first; the others follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +68,17 @@ class Commands(QObject):
         return name in self._commands
 
     def all(self) -> list[Command]:
-        return list(self._commands.values())
+        """Those that one uses most first."""
+        return sorted(self._commands.values(), key=lambda command: _rank(command.name))
 
     def add(self, name: str, action: QAction, default: str = "") -> None:
         """Raises ValueError where the name is taken."""
         if name in self._commands:
             raise ValueError(f"there is a command {name} already")
         title = action.text().replace("&", "")
+        for start, words in _TITLES.items():
+            if name.startswith(start):
+                title = tr(words, title=title)
         self._commands[name] = Command(name, title, QKeySequence(default).toString(PORTABLE), action)
         action.setObjectName(name)
         self._apply()
@@ -124,6 +138,10 @@ class Commands(QObject):
         if (before, self.conflicts) != (after, conflicts):
             self.conflicts = conflicts
             self.changed.emit()
+
+
+def _rank(name: str) -> int:
+    return next((place for place, start in enumerate(_BY_USE) if name.startswith(start)), len(_BY_USE))
 
 
 def fault_of(keys: str) -> str:

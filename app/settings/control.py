@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject
 
 from app.about import AboutDialog
+from app.chat import files
+from app.chat.session import ChatSession
 from app.settings.diagnostics_section import DiagnosticsSection
 from app.settings.engine_section import EngineSection
 from app.settings.folder_section import FolderSection
@@ -16,7 +18,7 @@ from app.settings.preferences import Preferences
 from app.settings.privacy_section import PrivacySection, Wipe, files_amount
 from app.settings.rows import Fields
 from app.settings.shortcut_section import ShortcutSection
-from app.settings.storage import Measure, Places
+from app.settings.storage import Measure, Places, Size
 from app.translation import ntr, tr
 from app.words import bytes_label
 
@@ -109,26 +111,34 @@ class SettingsControl(QObject):
                 tr("All chats with their drafts, and copies that were set aside. Their text is overwritten."),
                 lambda size: tr(
                     "{what} ({size})",
-                    what=ntr("{count:,} chat", "{count:,} chats", len(session.conversations)),
+                    what=ntr("{count:,} chat", "{count:,} chats", _written(session)),
                     size=bytes_label(size.bytes),
                 ),
+                lambda _: bool(_written(session)) or bool(files.kept_beside(places.chats)),
                 session.wipe,
             )
         ]
         if places.recordings is not None:
             about = tr("Recordings that the window kept when it was closed. Those you saved elsewhere stay.")
             amount = lambda size: files_amount(size, "recording")  # noqa: E731
-            wipes.append(Wipe("recordings", tr("Recordings"), about, amount, window.recording.wipe_recordings))
+            wipes.append(Wipe("recordings", tr("Recordings"), about, amount, _any, window.recording.wipe_recordings))
         if places.runs is not None:
             about = tr("What is kept of runs for looking back, without texts unless you asked for them.")
             amount = lambda size: files_amount(size, "run")  # noqa: E731
-            wipes.append(Wipe("runs", tr("Runs"), about, amount, window.recording.wipe_runs))
+            wipes.append(Wipe("runs", tr("Runs"), about, amount, _any, window.recording.wipe_runs))
         if window.log is not None:
             about = tr("What the window wrote down about loads and faults.")
-            wipes.append(Wipe("logs", tr("Logs"), about, lambda size: files_amount(size, "log"), window.log.wipe))
+            wipes.append(Wipe("logs", tr("Logs"), about, lambda size: files_amount(size, "log"), _any, window.log.wipe))
         about = tr("All settings, shortcuts, the layout of the window and which models were used.")
         wipes.append(
-            Wipe("preferences", tr("Preferences"), about, lambda _: tr("all preferences"), self._wipe_preferences)
+            Wipe(
+                "preferences",
+                tr("Preferences"),
+                about,
+                lambda _: tr("all preferences"),
+                lambda _: True,
+                self._wipe_preferences,
+            )
         )
         return wipes
 
@@ -138,3 +148,12 @@ class SettingsControl(QObject):
             self._window.settings.clear()
         for model in self._window.models.kept.recent:
             self._window.models.kept.forget(model)
+
+
+def _any(size: Size) -> bool:
+    return size.files > 0
+
+
+def _written(session: ChatSession) -> int:
+    """Chats in which there is anything."""
+    return sum(not each.is_empty or bool(each.draft.strip()) for each in session.conversations)

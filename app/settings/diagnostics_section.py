@@ -55,6 +55,7 @@ class BundleDialog(QDialog):
         self.list = QListWidget()
         self.list.setAccessibleName(tr("Files of the bundle"))
         self.list.setWordWrap(True)
+        self.list.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list.setStyleSheet("QListWidget::item { padding: 5px 6px; border-radius: 6px; }")
         for part in parts:
             item = QListWidgetItem(f"{part.name}  ·  {bytes_label(part.size)}\n{part.about}")
@@ -96,7 +97,9 @@ class BundleDialog(QDialog):
 
     def _ask(self) -> None:
         name = f"batchscope-diagnostics-{datetime.datetime.now():%Y-%m-%d-%H%M}.zip"
-        path, _ = QFileDialog.getSaveFileName(self, tr("Save the bundle"), name, tr("Zip files (*.zip)"))
+        path, _ = QFileDialog.getSaveFileName(
+            self, tr("Save the bundle"), str(Path.home() / name), tr("Zip files (*.zip)")
+        )
         if path:
             self.save(Path(path))
 

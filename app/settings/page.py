@@ -20,7 +20,7 @@ from app.theme import SPACING, Theme
 from app.translation import tr
 from app.widgets import EmptyState, button, label
 
-WIDEST = 860
+WIDEST = 960
 LIST_PX = 150
 
 
@@ -81,6 +81,7 @@ class SettingsPage(QWidget):
         self.nothing.hide()
         inner.addStretch(1)
         self.scroll = ScrollColumn(content)
+        self.scroll.setAlignment(Qt.AlignmentFlag.AlignHCenter)
         middle = QHBoxLayout()
         middle.setSpacing(SPACING)
         middle.addWidget(self.list)

@@ -33,6 +33,8 @@ class Wipe:
     """A sentence: what it is."""
     amount: Callable[[Size], str]
     """How much there is of it, for the confirmation: ``12 chats (3.4 MiB)``."""
+    is_there: Callable[[Size], bool]
+    """Whether there is anything to wipe."""
     wipe: Callable[[], None]
     """Raises :class:`ChatError` or OSError where it cannot."""
 
@@ -70,7 +72,7 @@ class PrivacySection(Section):
         self.wipe_button = button(tr("Wipe…"))
         self.question = label("", "error")
         self.question.setWordWrap(True)
-        self.really = button(tr("Wipe now"), "primary")
+        self.really = button(tr("Wipe now"), "danger")
         self.keep = button(tr("Keep it"))
         self.wipe_button.clicked.connect(self._ask)
         self.really.clicked.connect(self._wipe)
@@ -107,7 +109,11 @@ class PrivacySection(Section):
     def _measured(self, name: str, size: Size) -> None:
         self._sizes[name] = size
         if name in self.boxes:
-            self.boxes[name].setText(tr("Wipe {amount}", amount=self._wipes[name].amount(size)))
+            wipe, box = self._wipes[name], self.boxes[name]
+            box.setText(tr("Wipe {amount}", amount=wipe.amount(size)))
+            box.setEnabled(wipe.is_there(size))
+            if not box.isEnabled():
+                box.setChecked(False)
 
     def _chosen(self, _on: bool = False) -> None:
         """No question is open; it is asked for what is marked then."""
@@ -146,7 +152,7 @@ class PrivacySection(Section):
 
     def _ask_backup(self) -> None:
         name = f"batchscope-chats-{datetime.date.today():%Y-%m-%d}{BACKUP_SUFFIX}"
-        path, _ = QFileDialog.getSaveFileName(self, tr("Save a copy of all chats"), name, _filter())
+        path, _ = QFileDialog.getSaveFileName(self, tr("Save a copy of all chats"), str(Path.home() / name), _filter())
         if path:
             self.back_up(Path(path))
 
@@ -159,7 +165,7 @@ class PrivacySection(Section):
             self.said.emit(tr("All chats are copied to {path}.", path=path), False)
 
     def _ask_restore(self) -> None:
-        path, _ = QFileDialog.getOpenFileName(self, tr("Bring back chats from a copy"), "", _filter())
+        path, _ = QFileDialog.getOpenFileName(self, tr("Bring back chats from a copy"), str(Path.home()), _filter())
         if path:
             self.bring_back(Path(path))
 

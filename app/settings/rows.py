@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QCheckBox, QHBoxLayout, QLineEdit, QSizePolicy, QV
 from app.lab.choice import Choice
 from app.settings.preferences import PreferenceStore
 from app.theme import SPACING, Theme
+from app.translation import tr
 from app.widgets import Card, label, set_role
 from engine.config import ConfigError
 
@@ -153,6 +154,7 @@ def path_field(path: object) -> QLineEdit:
     """A path that can be selected, whole where there is room."""
     result = QLineEdit(str(path))
     result.setReadOnly(True)
+    result.setAccessibleName(tr("Path: {path}", path=path))
     result.setCursorPosition(0)
     result.setToolTip(str(path))
     result.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)

@@ -14,8 +14,8 @@ from app.widgets import button
 
 
 class KeyField(QKeySequenceEdit):
-    """Takes the keys that are pressed in it. Backspace or Delete alone leaves the command without, Esc without change;
-    Tab goes on."""
+    """Takes the keys that are pressed in it. Backspace or Delete alone leaves the command without, Esc takes back
+    what was pressed; Tab goes on."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -30,8 +30,9 @@ class KeyField(QKeySequenceEdit):
     def keyPressEvent(self, event: QKeyEvent) -> None:
         plain = event.modifiers() == Qt.KeyboardModifier.NoModifier
         if plain and event.key() == Qt.Key.Key_Escape:
+            if self.keySequence() == self._shown:
+                event.ignore()  # nothing to take back: whatever the field is in may close
             self.setKeySequence(self._shown)
-            self.focusNextChild()
         elif plain and event.key() in (Qt.Key.Key_Backspace, Qt.Key.Key_Delete):
             self.clear()
             self.editingFinished.emit()
@@ -105,7 +106,11 @@ class ShortcutSection(Section):
         have = {row.command for row in self.rows}
         for command in self._commands.all():
             if command.name not in have:
-                self.add(ShortcutRow(self._commands, command.name))
+                before = self.rows[-1].reset_button if self.rows else self.reset_all
+                row = ShortcutRow(self._commands, command.name)
+                self.add(row)
+                self.setTabOrder(before, row.keys)  # made after the sections below, which the Tab key comes to later
+                self.setTabOrder(row.keys, row.reset_button)
         self._show()
 
     def row_of(self, name: str) -> ShortcutRow:

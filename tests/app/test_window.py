@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -583,3 +584,46 @@ def test_the_chats_menu_tells_the_keys_in_force(rig: Rig) -> None:
     assert told() == panel.new_button.toolTip() == "Ctrl+N"
     rig.window.commands.bind("chat.new", "Ctrl+J")
     assert told() == panel.new_button.toolTip() == "Ctrl+J"
+
+
+@pytest.mark.parametrize("font_px", [13, 22])
+def test_no_dock_lies_over_another_in_the_smallest_window(rig: Rig, font_px: int) -> None:
+    window = rig.window
+    window.preferences.change(font_px=font_px)
+    window.resize(900, 560)
+    for name in ("chat", "monitor", "focus"):
+        window.arrange(name)
+        rig.settle()
+        seen = [dock for dock in window.docks.values() if not dock.visibleRegion().isEmpty()]
+        crossed = [
+            (one.objectName(), other.objectName())
+            for one, other in combinations(seen, 2)
+            if one.geometry().intersects(other.geometry())
+        ]
+        assert not crossed, name
+        button = window.chat.list_panel.new_button
+        assert button.isHidden() or button.width() >= button.sizeHint().width() or name == "monitor"
+    window.preferences.change(font_px=13)
+
+
+def test_the_chat_alone_is_an_arrangement_and_is_kept(qtbot, theme: Theme, tmp_path: Path) -> None:
+    settings = QSettings(str(tmp_path / "window.ini"), QSettings.Format.IniFormat)
+
+    def opened() -> MainWindow:
+        bridge = EngineBridge(client=ScriptedClient())
+        made = MainWindow(bridge, theme, tmp_path / "chats.sqlite3", settings=settings)
+        qtbot.addWidget(made)
+        made.show()
+        qtbot.waitExposed(made)
+        return made
+
+    window = opened()
+    assert window.commands.keys("arrange.focus") == "Ctrl+5"
+    window.commands["arrange.focus"].action.trigger()
+    assert {name for name, dock in window.docks.items() if dock.isVisible()} == {"chats", "chat"}
+    window.close()
+    again = opened()
+    assert {name for name, dock in again.docks.items() if dock.isVisible()} == {"chats", "chat"}
+    again.commands["arrange.chat"].action.trigger()
+    assert again.docks["timeline"].isVisible()
+    again.close()

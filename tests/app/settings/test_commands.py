@@ -104,3 +104,11 @@ def test_tooltips_name_the_keys_in_force(rig) -> None:
     window.commands.reset_all()
     assert "(F8)" in window.time_bar.pause_button.toolTip()
     assert "F9" in window.recording.button.toolTip()
+
+
+def test_everyday_commands_come_first_and_no_two_are_called_the_same(rig) -> None:
+    commands = rig.window.commands.all()
+    titles = [command.title for command in commands]
+    assert titles[0] == "New chat" and len(set(titles)) == len(titles)
+    assert {"Show Chats", "Show Chat", "Arrangement: Chat", "Theme: Dark"} <= set(titles)
+    assert titles.index("Settings…") < titles.index("Arrangement: Lab") < titles.index("Show Load")
