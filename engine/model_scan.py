@@ -48,6 +48,7 @@ from engine.models import families
 from engine.models.config_values import read_object
 from engine.models.describe import describe_folder, describe_gguf
 from engine.models.errors import ModelLoadError
+from engine.models.gguf_copies import joined
 
 DEEPEST = 4
 """Levels below a chosen folder that are searched."""
@@ -110,6 +111,9 @@ class Scan:
         return self.folders < MOST_FOLDERS
 
     def all(self, hub: Path, chosen: Sequence[Path]) -> Iterator[ModelEntry]:
+        return joined(self._all(hub, chosen), self._cache_dir)
+
+    def _all(self, hub: Path, chosen: Sequence[Path]) -> Iterator[ModelEntry]:
         yield self._starter()
         yield from self._imported()
         yield from self._hub(hub)

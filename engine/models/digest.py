@@ -37,6 +37,16 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def known_digest(path: Path, remember_in: Path | None = None) -> str | None:
+    """SHA-256 (hex) of a file's content where that is known without reading it."""
+    remembered = remember_in or Path(platformdirs.user_cache_dir("batchscope")) / "weights-sha256.json"
+    real = path.resolve()
+    try:
+        return _blob_digest(real) or _read(remembered).get(_key(real))
+    except OSError:
+        return None
+
+
 def remember_digest(path: Path, digest: str, remember_in: Path | None = None) -> None:
     """Note a digest that is known already, so that the file need not be read for it."""
     remembered = remember_in or Path(platformdirs.user_cache_dir("batchscope")) / "weights-sha256.json"
@@ -45,12 +55,17 @@ def remember_digest(path: Path, digest: str, remember_in: Path | None = None) ->
 
 def _file_digest(path: Path, known: dict[str, str]) -> str:
     real = path.resolve()
-    if real.parent.name == "blobs" and re.fullmatch(r"[0-9a-f]{64}", real.name):
-        return real.name
+    if digest := _blob_digest(real):
+        return digest
     key = _key(real)
     if key not in known:
         known[key] = file_sha256(real)
     return known[key]
+
+
+def _blob_digest(path: Path) -> str | None:
+    is_blob = path.parent.name == "blobs" and re.fullmatch(r"[0-9a-f]{64}", path.name)
+    return path.name if is_blob else None
 
 
 def _key(path: Path) -> str:

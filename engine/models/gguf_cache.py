@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from engine.model_catalog import models_folder
 from engine.models.digest import remember_digest, weights_digest
 from engine.models.errors import ModelLoadError
+from engine.models.gguf_copies import copy_name
 from engine.models.gguf_header import read_gguf_header
 from engine.models.gguf_import import import_gguf
 from engine.models.imported import Progress, is_whole, only_one, put_in_place, working_folder
@@ -26,7 +26,7 @@ def ensure_imported(path: Path, progress: Progress, cache_dir: Path | None = Non
     header = read_gguf_header(path)
     progress(f"Looking whether {path.name} was imported before", 0, 0)
     sha256 = weights_digest([path], digests)
-    folder = models_folder(cache_dir) / f"{_safe(path.stem)}-{sha256[:12]}"
+    folder = models_folder(cache_dir) / copy_name(path, sha256)
     if is_whole(folder):
         return folder
     try:
@@ -43,8 +43,3 @@ def ensure_imported(path: Path, progress: Progress, cache_dir: Path | None = Non
     except OSError as error:
         raise ModelLoadError(f"{path.name} cannot be imported into {folder.parent}: {error}.", "other") from error
     return folder
-
-
-def _safe(name: str) -> str:
-    """A file's name as a folder's: neither hidden nor endless."""
-    return re.sub(r"[^\w.+-]+", "-", name).strip(".-")[:80] or "model"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from engine.model_catalog import ModelEntry, hub_cache_folder, model_title, repo
 from engine.model_scan import MOST_FOLDERS, Remembered, Scan
 from engine.models import describe
 from engine.models.checkpoint import Checkpoint
+from engine.models.gguf_cache import ensure_imported
 from tests.models.tiny_gguf import write_tiny_gguf
 
 LLAMA: dict[str, Any] = {
@@ -151,6 +153,22 @@ def test_gguf_files_are_listed_by_their_header(tmp_path: Path) -> None:
     assert tiny.kv_values == 2 * 2 * 2 * 16 and tiny.parameters > 0 and tiny.weight_bytes["float32"] > 0
     assert found["strange"].state == "unsupported" and "mamba" in found["strange"].reason
     assert found["cut"].state == found["none"].state == "damaged"
+
+
+def test_a_gguf_file_and_its_import_are_one_model(tmp_path: Path) -> None:
+    folder, cache = tmp_path / "m", tmp_path / "none"
+    folder.mkdir()
+    write_tiny_gguf(folder / "My model.gguf")
+    imported = ensure_imported(folder / "My model.gguf", lambda *_: None, cache)
+    (one,) = scan(tmp_path, folder)
+    assert (one.model, one.name, one.state) == (str(folder / "My model.gguf"), "My model", "ready")
+    assert (one.source, one.path) == ("imported", str(imported))
+    assert ensure_imported(Path(one.model), lambda *_: None, cache) == imported
+    write_tiny_gguf(folder / "My model.gguf", tied=False)  # another content: its import is not there yet
+    assert {entry.state for entry in scan(tmp_path, folder)} == {"ready", "importable"}
+    shutil.rmtree(imported)
+    (only,) = scan(tmp_path, folder)
+    assert only.state == "importable"
 
 
 def test_links_and_depth_are_bounded(tmp_path: Path) -> None:
