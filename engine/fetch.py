@@ -14,6 +14,7 @@ import argparse
 import errno
 import hashlib
 import os
+import re
 import shutil
 import sys
 import time
@@ -239,7 +240,8 @@ def failure(error: Exception, repository: str, revision: str) -> FetchFailed:
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else type(error).__name__
+    first = lines[0].rstrip(".") if lines else ""
+    return re.sub(r"^\[Errno -?\d+\] ", "", first) or type(error).__name__
 
 
 # The command ---------------------------------------------------------------------------------------------------------
