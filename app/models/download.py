@@ -4,7 +4,7 @@ with later."""
 from __future__ import annotations
 
 import msgspec
-from PySide6.QtCore import Signal
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLineEdit, QProgressBar, QVBoxLayout, QWidget
 
 from app.models.line_process import LineProcess
@@ -53,8 +53,9 @@ class Download(Card):
         self._lay_out()
         self.repository.textEdited.connect(self._edited)
         self.revision.textEdited.connect(self._edited)
-        self.repository.returnPressed.connect(self._look_up)
-        self.revision.returnPressed.connect(self._look_up)
+        # Once the key is dealt with: a field that is in use gives the focus to Cancel, and Enter would press that.
+        for field in (self.repository, self.revision):
+            field.returnPressed.connect(self._look_up, Qt.ConnectionType.QueuedConnection)
         self.look_up.clicked.connect(self._look_up)
         self.file.activated.connect(lambda _index: self._look_up())
         self.begin.clicked.connect(self._begin)
