@@ -108,6 +108,8 @@ class ScopeWindow(QMainWindow):
         self.notice = NoticeBar(theme)
         self._arranged: ArrangementName | None = None
         """The arrangement in force; None once the user has made the layout his own."""
+        self._key_for: QWidget | None = None
+        """Who had the focus when the key went down that is being handled."""
         self._settling = QTimer(self)
         self._settling.setSingleShot(True)
         self._settling.timeout.connect(self._settle)
@@ -246,11 +248,19 @@ class ScopeWindow(QMainWindow):
             passed.append(focused)
         return False
 
+    def event(self, event: QEvent) -> bool:
+        """Remembers whom a key is for: where a field's Enter moves the focus to a button, it is not the button's."""
+        if event.type() == QEvent.Type.ShortcutOverride:
+            self._key_for = QApplication.focusWidget()
+        elif event.type() == QEvent.Type.KeyRelease:
+            self._key_for = None
+        return super().event(event)
+
     def keyPressEvent(self, event: QKeyEvent) -> None:
         """Enter presses the button that has the focus, which outside dialogs Qt does on some desktops only."""
         focused = QApplication.focusWidget()
         is_enter = event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter) and not event.isAutoRepeat()
-        if not is_enter or not isinstance(focused, QPushButton | QToolButton):
+        if not is_enter or focused is not self._key_for or not isinstance(focused, QPushButton | QToolButton):
             super().keyPressEvent(event)
         elif isinstance(focused, QToolButton) and focused.menu() is not None:
             focused.showMenu()

@@ -551,6 +551,16 @@ def test_enter_presses_the_button_that_has_the_focus(rig: Rig) -> None:
     assert seen and not menu.isVisible()
 
 
+def test_enter_in_a_field_is_not_for_the_button_that_it_moves_the_focus_to(rig: Rig) -> None:
+    rig.window.activateWindow()
+    search, button = rig.window.chat.list_panel.search, rig.window.chat.options_button
+    search.returnPressed.connect(button.setFocus)
+    search.setFocus()
+    rig.wait_for(search.hasFocus)
+    rig.qtbot.keyClick(search, Qt.Key.Key_Return)
+    assert button.hasFocus() and not button.isChecked()
+
+
 def test_keys_go_from_chat_to_chat_in_the_order_of_the_list(rig: Rig) -> None:
     window = rig.window
     rig.load()
