@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from PySide6.QtCore import QEvent, QPoint, QPointF, QRectF, QSize, Qt
-from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent, QPen, QPolygonF
+from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent, QPen, QPolygonF, QResizeEvent
 from PySide6.QtWidgets import (
     QFrame,
     QHBoxLayout,
     QLabel,
+    QLayout,
     QPushButton,
     QSizePolicy,
     QStackedLayout,
@@ -63,13 +64,14 @@ def button(text: str, role: str = "", accessible: str = "") -> QPushButton:
 
 
 class _Title(QLabel):
-    """Gives way to what stands beside it: elided where there is no room."""
+    """Has its room before legends, which can do with less, and is elided only where buttons and figures leave none."""
 
     LEAST = 40
 
     def minimumSizeHint(self) -> QSize:
-        hint = super().minimumSizeHint()
-        return QSize(min(self.LEAST, hint.width()), hint.height())
+        hint, line = super().minimumSizeHint(), self.parentWidget()
+        room = line.room_for_title() if isinstance(line, TitleLine) else self.LEAST
+        return QSize(min(hint.width(), max(self.LEAST, room)), hint.height())
 
     def paintEvent(self, event: QPaintEvent) -> None:
         words = self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.width())
@@ -83,9 +85,30 @@ class TitleLine(QWidget):
 
     narrowest = 10_000
 
+    def __init__(self, title: _Title, trailing: QLayout, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._title = title
+        self._trailing = trailing
+        line = QHBoxLayout(self)
+        line.setContentsMargins(PADDING[0], 4, PADDING[2], 0)
+        line.setSpacing(SPACING)
+        line.addWidget(title)
+        line.addStretch(1)
+        line.addLayout(trailing)
+
+    def room_for_title(self) -> int:
+        """Pixels that what stands beside the title leaves of the line at least."""
+        return self.width() - PADDING[0] - PADDING[2] - 2 * SPACING - self._trailing.minimumSize().width()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._title.updateGeometry()
+
     def minimumSizeHint(self) -> QSize:
-        hint = super().minimumSizeHint()
-        return QSize(min(hint.width(), self.narrowest), hint.height())
+        hint, title = super().minimumSizeHint(), self._title.minimumSizeHint().width()
+        # Else the line could not become narrower than its title is at the moment.
+        width = hint.width() - max(0, title - _Title.LEAST)
+        return QSize(min(width, self.narrowest), hint.height())
 
 
 class Card(QFrame):
@@ -100,16 +123,10 @@ class Card(QFrame):
         self._title = _Title(title)
         self._title.setTextFormat(Qt.TextFormat.PlainText)
         set_role(self._title, "title")
-        self.header = TitleLine(self)
-        self.header.setMinimumHeight(HEADER_HEIGHT)
         self._trailing = QHBoxLayout()
         self._trailing.setSpacing(SPACING + 4)
-        line = QHBoxLayout(self.header)
-        line.setContentsMargins(PADDING[0], 4, PADDING[2], 0)
-        line.setSpacing(SPACING)
-        line.addWidget(self._title)
-        line.addStretch(1)
-        line.addLayout(self._trailing)
+        self.header = TitleLine(self._title, self._trailing, self)
+        self.header.setMinimumHeight(HEADER_HEIGHT)
         self.body = QVBoxLayout()
         """Where the content goes."""
         self.body.setContentsMargins(*PADDING)

@@ -14,7 +14,7 @@ import pytest
 from PySide6.QtCore import QEvent, QObject, QPoint, QSettings, Qt, QTimer
 from PySide6.QtGui import QImage
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QAbstractButton, QApplication, QWidget
+from PySide6.QtWidgets import QAbstractButton, QApplication, QLabel, QWidget
 
 from app.chat.chat_menu import ChatMenu
 from app.engine_bridge import EngineBridge
@@ -637,3 +637,16 @@ def test_the_chat_alone_is_an_arrangement_and_is_kept(qtbot, theme: Theme, tmp_p
     again.commands["arrange.chat"].action.trigger()
     assert again.docks["timeline"].isVisible()
     again.close()
+
+
+def test_a_title_has_its_room_before_the_legend_beside_it(make_rig) -> None:
+    rig = make_rig(1440, 900)
+    rig.load()
+    for _ in range(4):
+        rig.add()
+    rig.step(3)
+    header = rig.window.panels["blocks"].header
+    title = header.findChild(QLabel)
+    assert title.width() >= title.fontMetrics().horizontalAdvance(title.text()) > 0
+    narrow = header.minimumSizeHint().width()
+    assert narrow < title.width() + 200, "a dock can become narrower than its title line is"
