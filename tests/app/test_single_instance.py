@@ -103,14 +103,14 @@ def test_a_window_that_was_killed_is_no_obstacle(make: Make, holder: subprocess.
     assert Path(instance.address).exists(), "the socket of the killed one lies there"
     begun = time.monotonic()
     assert instance.begin(Summons()) is Outcome.FIRST
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < ANSWER_SECONDS, "nobody was waited for"
 
 
 def test_a_window_that_hangs_is_waited_for_two_seconds(make: Make, holder: subprocess.Popen[str]) -> None:
     os.kill(holder.pid, signal.SIGSTOP)
     begun = time.monotonic()
     assert make().begin(Summons()) is Outcome.SILENT
-    assert time.monotonic() - begun < ANSWER_SECONDS + 1
+    assert time.monotonic() - begun < ANSWER_SECONDS + 5
     os.kill(holder.pid, signal.SIGCONT)
 
 
