@@ -11,7 +11,6 @@ gap is longer than the work in it: the work, processor time of the window's thre
 from __future__ import annotations
 
 import argparse
-import random
 import sys
 import time
 from dataclasses import dataclass
@@ -25,34 +24,12 @@ from app.chat.tree import MessageTree
 from app.selection import Selection
 from app.theme import Theme
 from engine.run_state import RunState
+from tests.app.chat.long_answers import WORDS, mixed
 
 TOKENS_PER_SECOND = 500
 FRAME_SECONDS = 1 / 30
 WIDTH, HEIGHT = 1100, 700
-WORDS = ("the", "block", "table", "maps", "a", "`position`", "to", "**memory**", "[so](https://example.org)", "do.")
 GAP_LIMIT_MS, OPENING_LIMIT_MS = 100, 300
-
-
-def mixed(tokens: int, seed: int) -> list[str]:
-    """Tokens of prose, lists, tables and code."""
-    rng = random.Random(seed)
-    pieces: list[str] = []
-    while len(pieces) < tokens:
-        kind = rng.choice(["prose", "prose", "list", "code", "table"])
-        if kind == "prose":
-            pieces += [f"{rng.choice(WORDS)} " for _ in range(rng.randint(20, 200))] + ["\n\n"]
-        elif kind == "list":
-            for _ in range(rng.randint(3, 60)):
-                pieces += ["- "] + [f"{rng.choice(WORDS)} " for _ in range(6)] + ["\n"]
-            pieces.append("\n")
-        elif kind == "code":
-            pieces += ["```python\n"]
-            for number in range(rng.randint(3, 120)):
-                pieces += ["    value", f"_{number}", " = ", "call(", str(number), ")\n"]
-            pieces.append("```\n\n")
-        else:
-            pieces += ["| a | b |\n", "|---|---|\n"] + [f"| {n} | x |\n" for n in range(rng.randint(2, 40))] + ["\n"]
-    return pieces[:tokens]
 
 
 def texts(tokens: int) -> dict[str, list[str]]:

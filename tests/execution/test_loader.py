@@ -40,13 +40,6 @@ def folder(tiny: SavedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-@pytest.fixture(autouse=True)
-def restore_threads() -> Any:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
 def load(folder: Path, **options: Any) -> LoadedEngine:
     given = {"device": "cpu", "dtype": "float32", "threads": 1, **options}
     return load_engine(EngineConfig(model=str(folder), **given), ignore)

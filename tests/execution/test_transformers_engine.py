@@ -171,13 +171,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return with_tokenizer(folder)
 
 
-@pytest.fixture(autouse=True)
-def restore_threads() -> Any:
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
 def load(folder: Path, **options: Any) -> LoadedEngine:
     given = {"device": "cpu", "threads": 1, "cache": CacheConfig(num_blocks=40), **options}
     given["scheduler"] = SchedulerConfig(max_num_batched_tokens=64)

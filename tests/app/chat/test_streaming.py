@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from app.chat.answer_text import PANE_CHARACTERS, SLICE_CHARACTERS, UPDATE_LIMIT, AnswerText
 from app.chat.answer_view import UPDATE_SECONDS, AnswerView, markdown_colors
 from app.chat.blocks import DEAR_LIMIT
 from app.chat.markdown import render
-
-WORDS = ("the", "block", "table", "maps", "a", "`position`", "to", "**memory**", "[so](https://example.org)", "do.")
-
-
-def long_answer(tokens: int, seed: int) -> list[str]:
-    """Tokens of prose, lists, tables and code."""
-    rng = random.Random(seed)
-    pieces: list[str] = []
-    while len(pieces) < tokens:
-        kind = rng.choice(["prose", "prose", "list", "code", "table"])
-        if kind == "prose":
-            pieces += [f"{rng.choice(WORDS)} " for _ in range(rng.randint(20, 200))] + ["\n\n"]
-        elif kind == "list":
-            for _ in range(rng.randint(3, 60)):
-                pieces += ["- "] + [f"{rng.choice(WORDS)} " for _ in range(6)] + ["\n"]
-            pieces.append("\n")
-        elif kind == "code":
-            pieces += ["```python\n"]
-            for number in range(rng.randint(3, 120)):
-                pieces += ["    value", f"_{number}", " = ", "call(", str(number), ")\n"]
-            pieces.append("```\n\n")
-        else:
-            pieces += ["| a | b |\n", "|---|---|\n"] + [f"| {n} | x |\n" for n in range(rng.randint(2, 40))] + ["\n"]
-    return pieces[:tokens]
+from tests.app.chat.long_answers import mixed
 
 
 @pytest.mark.parametrize("kind", ["mixed", "one paragraph", "one code block"])
 def test_20_000_tokens_lay_out_a_bounded_part_at_a_time(qtbot, theme, kind):
     pieces = {
-        "mixed": lambda: long_answer(20_000, seed=5),
+        "mixed": lambda: mixed(20_000, seed=5),
         "one paragraph": lambda: ["word "] * 20_000,
         "one code block": lambda: ["```python\n"] + ["x = 1\n", "# note\n"] * 10_000,
     }[kind]()
@@ -102,7 +77,7 @@ def test_a_growing_answer_is_drawn_at_most_twenty_times_a_second(workspace, brid
 def test_a_burst_is_drawn_in_slices(workspace, bridge, theme, qtbot):
     """100,000 characters that come at once, as after a stall, and then again as history: never one long drawing."""
     workspace.send("hello")
-    text = "".join(long_answer(20_000, seed=6))
+    text = "".join(mixed(20_000, seed=6))
     final = render(text, markdown_colors(theme))
     bridge.say(1, text, tokens=20_000)
     bridge.finish(1)
