@@ -14,6 +14,7 @@ from engine.config import (
     DEVICES,
     DISCIPLINES,
     DTYPES,
+    KV_DTYPES,
     MAX_DRAFT_TOKENS,
     ORDERS,
     PREEMPTIONS,
@@ -108,7 +109,10 @@ def add_engine_options(parser: argparse.ArgumentParser, *, discipline: bool = Tr
         "--max-waiting-tokens", type=int, metavar="N", help="tgi: decode steps after which any join (20)"
     )
     group.add_argument("--dtype", choices=DTYPES)
+    group.add_argument("--kv-dtype", choices=KV_DTYPES, help="type of keys and values (that of the activations)")
     group.add_argument("--device", choices=DEVICES)
+    group.add_argument("--cuda-graphs", type=_switch, metavar="on|off", help="on a GPU: replay recorded decode steps")
+    group.add_argument("--overlap", type=_switch, metavar="on|off", help="on a GPU: schedule while it computes")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (the physical cores)")
 
 

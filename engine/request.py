@@ -127,6 +127,10 @@ def _finite(value: float) -> bool:
     return math.isfinite(value)
 
 
+PENDING = -1
+"""Stands among a request's tokens for one that the device has yet to sample, or that is on its way to the host."""
+
+
 class Request:
     """One request inside the engine. The scheduler owns its counters; nobody else writes them.
 

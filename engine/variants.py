@@ -41,7 +41,7 @@ KNOBS = {
     "max_waiting_tokens": "max waiting tokens",
 }
 """What may differ from variant to variant, and what it is called."""
-NEEDS_ITS_OWN_LOAD = ("model", "dtype", "device", "threads", "max_model_len")
+NEEDS_ITS_OWN_LOAD = ("model", "dtype", "kv_dtype", "device", "threads", "max_model_len", "cuda_graphs", "overlap")
 """Options that take another engine: a comparison loads the model once."""
 AS_LOADED = "auto"
 """As a value of ``--vary``: what the knob is without it."""

@@ -204,6 +204,9 @@ class EngineOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     model: str | None = None
     dtype: str | None = None
     device: str | None = None
+    kv_dtype: str | None = None
+    cuda_graphs: bool | None = None
+    overlap: bool | None = None
     threads: int | None = None
     max_model_len: int | None = None
     seed: int | None = None

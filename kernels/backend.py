@@ -3,8 +3,13 @@
 It is not at the level of a layer or an operator, so that each side may fuse what it likes, compile or capture a whole
 step, and keep activations in whatever form suits it; none of that shows here. The engine calls, once a step::
 
-    logits = backend.forward(batch)                       # float32 [R, vocab]
-    sampled = backend.sample(logits, sampling_batch)      # ids and, on request, log-probabilities
+    batch = backend.upload(step, sampling, previous)      # to the device
+    logits = backend.forward(batch)                       # [R, vocab]
+    sampled = backend.sample(logits, sampling)            # ids and, on request, log-probabilities
+    ids = sampled.on_host()                               # waits for the device
+
+Nothing before the last line waits for the device, so that the engine can lay out the next step while this one is
+computed: what that step needs of this one, the sampled ids, it takes on the device (``previous``).
 
 A backend instance serves one model: ``load`` packs its weights, ``allocate_kv`` gives it its memory.
 """
@@ -14,10 +19,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from kernels.sampling import SampledTokens, SamplingBatch
-from kernels.spec import DecoderSpec, StepBatch
+from kernels.spec import DecoderSpec, HostStep, StepBatch, StepLimits
 
 
 class Backend(Protocol):
@@ -41,8 +47,12 @@ class Backend(Protocol):
         where it does not."""
 
     def allocate_kv(self, num_blocks: int, block_size: int) -> None:
-        """Allocate zeroed storage for the block ids 0 … ``num_blocks`` - 1; block 0, the null block, is never written
-        and never read for a live position."""
+        """Allocate zeroed storage for the block ids 0 … ``num_blocks`` - 1; block 0, the null block, is never read for
+        a live position."""
+
+    def make_ready(self, limits: StepLimits) -> None:
+        """Make what steps of this size want made beforehand: buffers, graphs. Comes after each ``allocate_kv``; a
+        larger step is computed too."""
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination) in all layers, before the step that writes the destinations."""
@@ -59,8 +69,16 @@ class Backend(Protocol):
         """Copy whole blocks (host block, block) of all layers back, before the step that reads them. ValueError as in
         :meth:`swap_out`."""
 
+    def upload(
+        self, step: HostStep, sampling: SamplingBatch | None = None, previous: torch.Tensor | None = None
+    ) -> StepBatch:
+        """``step`` on the device, its unknown ids taken from ``previous``, the ``token_ids`` of the step before.
+        ``sampling``: what :meth:`sample` will be asked for these logits, so that it may travel along. The result, and
+        the logits computed from it, hold until the next upload."""
+
     def forward(self, batch: StepBatch) -> torch.Tensor:
-        """Logits, float32 [R, vocab_size], of ``batch.logits_rows``; writes the keys and values of all T tokens.
+        """Logits [R, vocab_size] of ``batch.logits_rows``, in float32 or the model's type; writes the keys and values
+        of all T tokens.
 
         Embedding, then a layer after the other on the residual stream: norm, q/k/v, optional q/k norm, rotary, write of
         the new keys and values, attention over the context (causal, within the layer's window), output projection,
@@ -69,7 +87,33 @@ class Backend(Protocol):
         ``allocate_kv``.
         """
 
-    def sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> SampledTokens: ...
+    def sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> SampledTokens:
+        """One token for each row of ``logits``. Its ``token_ids`` hold until the next call."""
+
+
+def uploaded(step: HostStep, device: torch.device, previous: torch.Tensor | None) -> StepBatch:
+    """:meth:`Backend.upload` with a copy for each tensor."""
+
+    def on_device(array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    token_ids = on_device(step.token_ids)
+    if step.token_source is not None:
+        if previous is None:
+            raise ValueError("tokens are to come from the step before, but there was none")
+        source = on_device(step.token_source)
+        token_ids = torch.where(source >= 0, previous[source.clamp(min=0)], token_ids)
+    return StepBatch(
+        token_ids=token_ids,
+        positions=on_device(step.positions),
+        slot_mapping=on_device(step.slot_mapping),
+        query_start=on_device(step.query_start),
+        seq_lens=on_device(step.seq_lens),
+        block_tables=on_device(step.block_tables),
+        logits_rows=on_device(step.logits_rows),
+        query_lens_list=np.diff(step.query_start).tolist(),
+        seq_lens_list=step.seq_lens.tolist(),
+    )
 
 
 def check_swap(pairs: Sequence[tuple[int, int]], num_sources: int, num_destinations: int) -> None:

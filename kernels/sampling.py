@@ -6,6 +6,7 @@ and again after a preemption.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -41,9 +42,13 @@ class SamplingRow:
     @property
     def is_plain_greedy(self) -> bool:
         """Whether argmax over the raw logits answers this row."""
+        return self.temperature < 1e-5 and self.is_drawn_on_device
+
+    @property
+    def is_drawn_on_device(self) -> bool:
+        """Whether temperature, truncation and the random draw answer this row: it needs no list of tokens."""
         return (
-            self.temperature < 1e-5
-            and self.repetition_penalty == 1.0
+            self.repetition_penalty == 1.0
             and self.presence_penalty == 0.0
             and self.frequency_penalty == 0.0
             and not self.logit_bias
@@ -71,6 +76,12 @@ class TokenLogprobs:
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
     token_ids: torch.Tensor
-    """int64 [R]; -1 where the row's logits were not finite."""
+    """int64 [R] on the backend's device; -1 where the row's logits were not finite."""
     logprobs: list[TokenLogprobs | None]
     """One for each row, or empty where no row asked."""
+    arrival: Callable[[], torch.Tensor] | None = None
+    """Waits for the copy in host memory that is under way; None: none is."""
+
+    def on_host(self) -> torch.Tensor:
+        """``token_ids`` in host memory; waits for the device."""
+        return self.token_ids.cpu() if self.arrival is None else self.arrival()

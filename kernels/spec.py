@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 
@@ -81,6 +82,40 @@ class DecoderSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class HostStep:
+    """One step as the engine lays it out, in host memory. T new tokens of S requests (diagram above)."""
+
+    token_ids: np.ndarray
+    """int64 [T]"""
+    positions: np.ndarray
+    """int64 [T]: position of each new token in its request."""
+    slot_mapping: np.ndarray
+    """int64 [T]: where its keys and values go, block id · block_size + offset."""
+    query_start: np.ndarray
+    """int32 [S + 1]"""
+    seq_lens: np.ndarray
+    """int32 [S]"""
+    block_tables: np.ndarray
+    """int32 [S, widest]: block ids; entries behind a request's last block are 0, the null block."""
+    logits_rows: np.ndarray
+    """int64 [R]: the rows among T whose logits are wanted."""
+    token_source: np.ndarray | None = None
+    """int32 [T]: where it is not negative, the token's id has not come to the host yet: it is that entry of the ids
+    that the step before sampled, and ``token_ids`` says nothing. None: all are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """How large steps get, so that buffers can be made before the first one."""
+
+    max_requests: int
+    max_tokens: int
+    """New tokens of a step; one prompt that may not be split can exceed it."""
+    max_blocks: int
+    """Of one request's block table."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
     """The tensors of one step, on the backend's device. T new tokens of S requests (diagram above)."""
 
@@ -102,6 +137,9 @@ class StepBatch:
     """The differences of ``query_start`` as host integers, so that a backend can plan without asking the device."""
     seq_lens_list: list[int] = field(default_factory=list)
     """``seq_lens`` as host integers."""
+    table_stride: torch.Tensor | None = None
+    """int32 [1]: entries from one request's block table to the next, where that differs from step to step at the same
+    address; None: ``block_tables.stride(0)``."""
 
     @property
     def num_tokens(self) -> int:

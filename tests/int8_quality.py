@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from engine.config import STARTER_MODEL, CacheConfig, ConfigError, EngineConfig, SchedulerConfig
-from engine.execution.runner import step_batch
+from engine.execution.runner import host_step
 from engine.loader import LoadedEngine, load_engine
 from engine.models.errors import ModelLoadError
 from engine.output_files import target_fault, write_target
@@ -94,7 +94,7 @@ def logits_of(loaded: LoadedEngine, window: Sequence[int]) -> Iterator[torch.Ten
     for start in range(0, len(window), CHUNK):
         tokens = window[start : start + CHUNK]
         rows = np.array([len(tokens)])
-        batch = step_batch([tokens], [start], [table], np.zeros_like(rows), rows, block_size, backend.device)
+        batch = backend.upload(host_step([tokens], [start], [table], np.zeros_like(rows), rows, block_size))
         yield backend.forward(batch).cpu()
 
 

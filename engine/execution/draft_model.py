@@ -20,7 +20,7 @@ import dataclasses
 import numpy as np
 import torch
 
-from engine.execution.runner import move_blocks, step_batch
+from engine.execution.runner import host_step, move_blocks
 from engine.execution.sampler import sampling_row
 from engine.models.transformers_spec import ModelSpec
 from engine.scheduling.plan import SchedulerOutput
@@ -107,4 +107,4 @@ class DraftModel:
         last = np.array([len(row) for row in tokens], dtype=np.int64) - 1
         tables = [output.block_tables[row] for row in rows]
         num_logits = np.array(draws, dtype=np.int64)
-        return step_batch(tokens, starts, tables, last, num_logits, self._block_size, self._backend.device)
+        return self._backend.upload(host_step(tokens, starts, tables, last, num_logits, self._block_size))

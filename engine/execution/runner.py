@@ -2,8 +2,13 @@
 
 ::
 
-    SchedulerOutput ─▶ blocks move ─▶ draft ─▶ StepBatch ─▶ embed, layers, head ─▶ sample, accept ─▶ ModelRunnerOutput
-                       └───────────── prepare ───────────┘└────── forward ──────┘└──── sample ───┘      timings
+    SchedulerOutput ─▶ blocks move ─▶ draft ─▶ HostStep ─▶ upload ─▶ embed, layers, head ─▶ sample ─▶ Flight
+                       └───────────────── prepare ────────────────┘└────── forward ──────┘└ sample ┘
+    Flight ─▶ wait for the ids ─▶ accept ─▶ ModelRunnerOutput
+              └─── forward ───┘└─ sample ┘
+
+Between the two a device computes, and the engine may lay out the next step. Tokens of that step which this one samples
+are not known by then: they are :data:`engine.request.PENDING`, and the backend puts in what it sampled.
 
 Drafts live within one call: what of them was accepted is in the result, the rest is gone. Why that changes no answer
 is said in :mod:`engine.execution.proposers`.
@@ -11,9 +16,12 @@ is said in :mod:`engine.execution.proposers`.
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -22,14 +30,31 @@ from engine.execution.proposers import Proposer, num_accepted
 from engine.execution.sampler import sampling_row
 from engine.execution.sizing import dtype_name
 from engine.models.transformers_spec import ModelSpec
+from engine.request import PENDING, Request
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
 from kernels.backend import Backend
 from kernels.sampling import SampledTokens, SamplingBatch, SamplingRow, TokenLogprobs
-from kernels.spec import StepBatch
+from kernels.spec import HostStep
 
 NOT_FINITE = "the model's output was not a finite number at token {position}, so the answer ends here; {cause}"
 PADDING_TOKEN = 0
 """What padding computes; nothing reads what that gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A step that was launched."""
+
+    plan: SchedulerOutput
+    sampled_rows: list[int]
+    """Rows of the plan that are sampled, in order."""
+    drafts: list[list[int]]
+    """One list per row; empty: none anywhere."""
+    sampled: SampledTokens | None
+    prepare_seconds: float
+    forward_seconds: float
+    """Until everything was handed to the device; a CPU has then computed it."""
+    sample_seconds: float
 
 
 class ModelRunner:
@@ -49,48 +74,68 @@ class ModelRunner:
         self._block_size = block_size
         self._clock = clock
         self._proposer = proposer
+        self._sampled: SampledTokens | None = None
+        """Of the last step that sampled."""
+        self._places: dict[Request, int] = {}
+        """Where in it a request's token is."""
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """A whole step."""
+        return self.collect(self.launch(output))
+
+    def launch(self, output: SchedulerOutput) -> Flight:
+        """Hand a step to the device; where tokens are pending, it comes right behind the step that samples them."""
         begin = self._clock()
         move_blocks(self._backend, output)
         drafts = self._proposer.propose(output) if self._proposer is not None else []
-        batch = build_step_batch(output, self._block_size, self._backend.device, drafts)
+        step = build_step(output, self._block_size, drafts, self._places)
         sampled_rows = [row for row, samples in enumerate(output.samples) if samples]
         sampling = SamplingBatch(_sampling_rows(output, sampled_rows, drafts))
+        previous = None if self._sampled is None else self._sampled.token_ids
+        batch = self._backend.upload(step, sampling, previous)
         prepared = self._clock()
         logits = self._backend.forward(batch)
         forwarded = self._clock()
-        token_ids: list[list[int]] = [[] for _ in output.requests]
-        logprobs: list[list[TokenLogprobs]] = [[] for _ in output.requests]
-        errors: dict[int, str] = {}
-        if sampled_rows:
-            sampled = self._backend.sample(logits, sampling)
-            self._collect(output, sampled_rows, drafts, sampled, token_ids, logprobs, errors)
-        sampled_at = self._clock()
-        if drafts and self._proposer is not None:
-            self._proposer.settle(output, drafts, token_ids)
-        return ModelRunnerOutput(
-            token_ids=token_ids,
-            logprobs=logprobs,
-            drafts=[len(drafted) for drafted in drafts],
-            errors=errors,
+        sampled = self._backend.sample(logits, sampling) if sampled_rows else None
+        if sampled is not None:
+            self._sampled = sampled
+            self._places = {} if drafts else {output.requests[row]: i for i, row in enumerate(sampled_rows)}
+        return Flight(
+            plan=output,
+            sampled_rows=sampled_rows,
+            drafts=drafts,
+            sampled=sampled,
             prepare_seconds=prepared - begin,
             forward_seconds=forwarded - prepared,
-            sample_seconds=sampled_at - forwarded,
+            sample_seconds=self._clock() - forwarded,
         )
 
-    def _collect(
-        self,
-        output: SchedulerOutput,
-        sampled_rows: list[int],
-        drafts: list[list[int]],
-        sampled: SampledTokens,
-        token_ids: list[list[int]],
-        logprobs: list[list[TokenLogprobs]],
-        errors: dict[int, str],
+    def collect(self, flight: Flight) -> ModelRunnerOutput:
+        """Wait for a step and take what it gave."""
+        output, drafts = flight.plan, flight.drafts
+        begin = self._clock()
+        drawn = [] if flight.sampled is None else flight.sampled.on_host().tolist()
+        arrived = self._clock()
+        result = ModelRunnerOutput(
+            token_ids=[[] for _ in output.requests],
+            logprobs=[[] for _ in output.requests],
+            drafts=[len(drafted) for drafted in drafts],
+            prepare_seconds=flight.prepare_seconds,
+            forward_seconds=flight.forward_seconds + (arrived - begin),
+            sample_seconds=flight.sample_seconds,
+        )
+        if flight.sampled is not None:
+            self._accept(flight, drawn, flight.sampled.logprobs, result)
+        if drafts and self._proposer is not None:
+            self._proposer.settle(output, drafts, result.token_ids)
+        return result
+
+    def _accept(
+        self, flight: Flight, drawn: list[int], logprobs: list[TokenLogprobs | None], result: ModelRunnerOutput
     ) -> None:
-        drawn, end = sampled.token_ids.tolist(), 0
-        for row in sampled_rows:
+        """What the sampled rows keep of the tokens ``drawn``, into the lists of ``result``."""
+        output, drafts, end = flight.plan, flight.drafts, 0
+        for row in flight.sampled_rows:
             begin = end
             kept = 1
             if drafts and drafts[row]:
@@ -104,12 +149,12 @@ class ModelRunner:
                 kept -= 1
             if kept == 0:
                 position = output.starts[row] + output.num_new_tokens[row]
-                errors[row] = NOT_FINITE.format(position=position, cause=not_finite_cause(self._spec.dtype))
+                result.errors[row] = NOT_FINITE.format(position=position, cause=not_finite_cause(self._spec.dtype))
                 continue
-            token_ids[row] = drawn[begin : begin + kept]
-            if sampled.logprobs:
-                reports = sampled.logprobs[begin : begin + kept]
-                logprobs[row] = [report for report in reports if report is not None]
+            result.token_ids[row] = drawn[begin : begin + kept]
+            if logprobs:
+                reports = logprobs[begin : begin + kept]
+                result.logprobs[row] = [report for report in reports if report is not None]
 
 
 def _sampling_rows(output: SchedulerOutput, sampled_rows: list[int], drafts: list[list[int]]) -> list[SamplingRow]:
@@ -141,11 +186,15 @@ def not_finite_cause(dtype: torch.dtype) -> str:
     return f"its weights are damaged: they give no finite numbers in {dtype_name(dtype)}"
 
 
-def build_step_batch(
-    output: SchedulerOutput, block_size: int, device: torch.device, drafts: Sequence[Sequence[int]] = ()
-) -> StepBatch:
-    """The tensors of a plan. A row computes its new tokens, then its drafts or its padding; a sampled one has logits of
-    its last new token and of each draft behind it. ``drafts``: one list per row, or none at all."""
+def build_step(
+    output: SchedulerOutput,
+    block_size: int,
+    drafts: Sequence[Sequence[int]] = (),
+    places: Mapping[Request, int] = MappingProxyType({}),
+) -> HostStep:
+    """A plan laid out. A row computes its new tokens, then its drafts or its padding; a sampled one has logits of its
+    last new token and of each draft behind it. ``drafts``: one list per row, or none at all. ``places``: where among
+    the ids of the step before a request's pending token will be."""
     tokens = [
         request.token_ids[start : start + count]
         for request, start, count in zip(output.requests, output.starts, output.num_new_tokens, strict=True)
@@ -159,20 +208,27 @@ def build_step_batch(
         for row, drafted in zip(tokens, drafts, strict=True):
             row += drafted
         num_logits += [len(drafted) for drafted in drafts]
-    return step_batch(tokens, output.starts, output.block_tables, new_tokens - 1, num_logits, block_size, device)
+    step = host_step(tokens, output.starts, output.block_tables, new_tokens - 1, num_logits, block_size)
+    pending = np.flatnonzero(step.token_ids == PENDING)
+    if pending.size == 0:
+        return step
+    rows = np.searchsorted(step.query_start, pending, side="right") - 1
+    source = np.full(step.token_ids.shape, -1, dtype=np.int32)
+    source[pending] = [places[output.requests[row]] for row in rows]
+    step.token_ids[pending] = 0
+    return dataclasses.replace(step, token_source=source)
 
 
-def step_batch(
+def host_step(
     tokens: Sequence[Sequence[int]],
     starts: Sequence[int],
     block_tables: Sequence[Sequence[int]],
     first_logits: np.ndarray,
     num_logits: np.ndarray,
     block_size: int,
-    device: torch.device,
-) -> StepBatch:
-    """The tensors of rows of ``tokens`` from positions ``starts`` on; numpy on the host, one copy each to the device.
-    Row i has ``num_logits[i]`` rows of logits, from its token ``first_logits[i]`` on."""
+) -> HostStep:
+    """Rows of ``tokens`` from positions ``starts`` on, laid end to end. Row i has ``num_logits[i]`` rows of logits, from
+    its token ``first_logits[i]`` on."""
     query_lens = [len(row) for row in tokens]
     lengths = np.array(query_lens, dtype=np.int64)
     first_positions = np.array(starts, dtype=np.int64)
@@ -194,17 +250,4 @@ def step_batch(
     logits_rows = np.repeat(query_start[:-1] + first_logits - logits_before, num_logits)
     logits_rows += np.arange(logits_rows.shape[0])
 
-    def tensor(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(device)
-
-    return StepBatch(
-        token_ids=tensor(token_ids),
-        positions=tensor(positions),
-        slot_mapping=tensor(slots),
-        query_start=tensor(query_start),
-        seq_lens=tensor(seq_lens),
-        block_tables=tensor(tables),
-        logits_rows=tensor(logits_rows),
-        query_lens_list=query_lens,
-        seq_lens_list=seq_lens.tolist(),
-    )
+    return HostStep(token_ids, positions, slots, query_start, seq_lens, tables, logits_rows)

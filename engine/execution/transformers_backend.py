@@ -26,11 +26,11 @@ from engine.failures import describe, is_out_of_memory
 from engine.models.errors import ModelLoadError, listed
 from engine.models.transformers_model import PAGED, build_config, freeze_rotary, model_class, the_library
 from engine.models.transformers_spec import AttentionLayer, TransformersSpec
-from kernels.backend import check_swap
+from kernels.backend import check_swap, uploaded
 from kernels.cpu.sampling import sample, sample_on_device
 from kernels.plain_attention import paged_attention, write_kv
 from kernels.sampling import SampledTokens, SamplingBatch
-from kernels.spec import DecoderSpec, StepBatch
+from kernels.spec import DecoderSpec, HostStep, StepBatch, StepLimits
 
 _HOOK = "batchscope_attention"
 """Attribute of an attention module that holds our attention for it."""
@@ -89,6 +89,9 @@ class TransformersBackend:
             _host_zeros((num_blocks, *storage.shape[1:]), storage.dtype) for storage in self._storages()
         ]
 
+    def make_ready(self, limits: StepLimits) -> None:
+        """Nothing: memory is taken as steps come."""
+
     @torch.inference_mode()
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         storages = self._storages()
@@ -105,6 +108,12 @@ class TransformersBackend:
         storages, host = self._storages(), self._host()
         check_swap(pairs, host[0].shape[0], storages[0].shape[0])
         _move(host, storages, pairs)
+
+    @torch.inference_mode()
+    def upload(
+        self, step: HostStep, sampling: SamplingBatch | None = None, previous: torch.Tensor | None = None
+    ) -> StepBatch:
+        return uploaded(step, self.device, previous)
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch) -> torch.Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from kernels.backend import check_swap
+from kernels.backend import check_swap, uploaded
 from kernels.cpu.attention import block_values, padded_lanes, rows_together
 from kernels.cpu.compiled import is_ready
 from kernels.cpu.sampling import sample
@@ -19,7 +19,7 @@ from kernels.cpu.team import Team, counters
 from kernels.cpu.vectors import LANES, activation_dtype
 from kernels.cpu.weights import pack_decoder
 from kernels.sampling import SampledTokens, SamplingBatch
-from kernels.spec import DecoderSpec, StepBatch
+from kernels.spec import DecoderSpec, HostStep, StepBatch, StepLimits
 
 
 class CpuBackend:
@@ -72,6 +72,9 @@ class CpuBackend:
         self._host_storage = None
         self._host_storage = self._blocks(num_blocks)
 
+    def make_ready(self, limits: StepLimits) -> None:
+        """Nothing: memory is taken as steps come."""
+
     @torch.inference_mode()
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         storage = self._kv()
@@ -88,6 +91,12 @@ class CpuBackend:
         storage, host = self._kv(), self._host_kv()
         check_swap(pairs, host.shape[1], storage.shape[1])
         _move(host, storage, pairs)
+
+    @torch.inference_mode()
+    def upload(
+        self, step: HostStep, sampling: SamplingBatch | None = None, previous: torch.Tensor | None = None
+    ) -> StepBatch:
+        return uploaded(step, self.device, previous)
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
         weights, storage = self.weights, self._kv()

@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 import triton
 
-from kernels.backend import check_swap
+from kernels.backend import check_swap, uploaded
 from kernels.cpu.sampling import sample_on_device
 from kernels.sampling import SampledTokens, SamplingBatch
-from kernels.spec import DecoderSpec, StepBatch
+from kernels.spec import DecoderSpec, HostStep, StepBatch, StepLimits
 from kernels.triton.activation import silu_mul
 from kernels.triton.block_copy import copy_blocks, move_blocks
 from kernels.triton.host_memory import reachable_zeros
@@ -116,6 +116,9 @@ class TritonBackend:
         self._host_kv = None
         self._num_host_blocks = num_blocks
 
+    def make_ready(self, limits: StepLimits) -> None:
+        """Nothing: memory is taken as steps come."""
+
     @torch.inference_mode()
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         copy_blocks(self._planes(), pairs)
@@ -131,6 +134,12 @@ class TritonBackend:
         planes, host = self._planes(), self._host_planes()
         check_swap(pairs, host.shape[1], planes.shape[1])
         move_blocks(host, planes, pairs, self.device)
+
+    @torch.inference_mode()
+    def upload(
+        self, step: HostStep, sampling: SamplingBatch | None = None, previous: torch.Tensor | None = None
+    ) -> StepBatch:
+        return uploaded(step, self.device, previous)
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from engine.execution.draft_model import DraftModel
 from engine.execution.proposers import NgramProposer, Proposer
-from engine.execution.runner import ModelRunner, build_step_batch
+from engine.execution.runner import ModelRunner, build_step
 from engine.execution.transformers_backend import TransformersBackend
 from engine.models.checkpoint import Checkpoint
 from engine.models.transformers_spec import ModelSpec
@@ -67,7 +67,7 @@ class PagedModel:
 
     def logits(self, work: list[tuple[Request, int]]) -> list[torch.Tensor]:
         """Runs one step; for each request the logits of all its new tokens, float32 [count, vocab]."""
-        batch = build_step_batch(self.plan(work), self.block_size, self.backend.device)
+        batch = self.backend.upload(build_step(self.plan(work), self.block_size))
         batch = dataclasses.replace(batch, logits_rows=torch.arange(batch.num_tokens))
         logits = self.backend.forward(batch)
         for request, count in work:

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from engine.execution.runner import ModelRunner, build_step_batch
+from engine.execution.runner import ModelRunner, build_step
 from engine.execution.sampler import sampling_row
 from engine.request import SamplingParams
 from engine.scheduling.plan import SchedulerOutput
+from kernels.backend import uploaded
 from kernels.cpu.products import place_of
 from kernels.spec import StepBatch
 from tests.execution.helpers import PagedModel, make_request, random_prompt
@@ -45,7 +46,7 @@ def test_batch_tensors_follow_the_diagram() -> None:
         block_tables=[[5], [2, 9], [7, 3]],
         samples=[True, True, False],
     )
-    batch = build_step_batch(output, block_size=4, device=torch.device("cpu"))
+    batch = uploaded(build_step(output, block_size=4), torch.device("cpu"), None)
     expected = {
         "token_ids": [0, 1, 2, 17, 23, 24],
         "positions": [0, 1, 2, 7, 3, 4],
@@ -88,7 +89,7 @@ def test_times_come_from_the_clock(model: PagedModel) -> None:
     ticks = iter(range(100))
     runner = ModelRunner(model.backend, model.spec, model.block_size, clock=lambda: float(next(ticks)))
     result = runner.execute(model.plan([(make_request(0, [5, 6]), 2)]))
-    assert (result.prepare_seconds, result.forward_seconds, result.sample_seconds) == (1.0, 1.0, 1.0)
+    assert (result.prepare_seconds, result.forward_seconds, result.sample_seconds) == (1.0, 2.0, 1.0)
 
 
 def test_copied_blocks_answer_like_the_original(tiny: SavedModel, model: PagedModel) -> None:
@@ -275,7 +276,7 @@ def test_padding_follows_the_new_tokens_in_the_rows_own_blocks() -> None:
         samples=[True, True, False],
         padding=[3, 0, 1],
     )
-    batch = build_step_batch(output, block_size=4, device=torch.device("cpu"))
+    batch = uploaded(build_step(output, block_size=4), torch.device("cpu"), None)
     assert batch.token_ids.tolist() == [0, 1, 0, 0, 0, 17, 0]
     assert batch.positions.tolist() == [0, 1, 2, 3, 4, 7, 9]
     assert batch.slot_mapping.tolist() == [20, 21, 22, 23, 4, 39, 17]

@@ -21,7 +21,7 @@ from kernels import aot  # noqa: E402
 from kernels.spec import StepBatch  # noqa: E402
 from kernels.triton import activation, block_copy, kv_write, norms, paged_attention  # noqa: E402
 from kernels.triton.configurations import Configuration, shipped_configurations  # noqa: E402
-from kernels.triton.verification import make_batch  # noqa: E402
+from kernels.triton.verification.base import make_batch  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     not isinstance(paged_attention.paged_attention_kernel, JITFunction), reason="this process interprets kernels"

@@ -17,7 +17,8 @@ from kernels.triton.paged_attention import (
     paged_attention_kernel,
 )
 from kernels.triton.reference import paged_attention_reference
-from kernels.triton.verification import attention_error, largest_error, tolerance
+from kernels.triton.verification.attention import attention_error
+from kernels.triton.verification.base import largest_error, tolerance
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 

@@ -12,7 +12,7 @@ import torch
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.events import Preempted
-from engine.execution.runner import ModelRunner, step_batch
+from engine.execution.runner import ModelRunner, host_step
 from engine.execution.sizing import warm_up_batch
 from engine.models.architecture import expected_tensors
 from engine.request import SamplingParams
@@ -135,8 +135,8 @@ def test_a_step_without_logits_still_writes_keys_and_values() -> None:
         def forward(first: int, count: int, wanted: bool, backend: Backend = backend) -> torch.Tensor:
             tokens, first_logits = [[5, 6, 7, 8, 9][first : first + count]], np.array([count - 1])
             num_logits = np.array([int(wanted)])
-            batch = step_batch(tokens, [first], [[2, 1]], first_logits, num_logits, BLOCK_SIZE, backend.device)
-            return backend.forward(batch)
+            step = host_step(tokens, [first], [[2, 1]], first_logits, num_logits, BLOCK_SIZE)
+            return backend.forward(backend.upload(step))
 
         nothing = forward(0, 4, wanted=False)
         assert nothing.shape == (0, VOCAB) and nothing.dtype == torch.float32

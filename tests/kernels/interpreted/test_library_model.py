@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.execution.runner import build_step_batch
+from engine.execution.runner import build_step
 from engine.execution.transformers_backend import TransformersBackend
 from tests.execution.helpers import PagedModel, make_request, random_prompt
 from tests.models.families import VOCAB
@@ -33,7 +33,7 @@ def test_logits_are_the_library_s(name: str, tmp_path: Path, monkeypatch: pytest
     requests = [make_request(i, prompt) for i, prompt in enumerate(prompts)]
     for cuts in ((7, 16, 29), (2, 1, 1)):
         work = list(zip(requests, cuts, strict=True))
-        batch = build_step_batch(model.plan(work), 4, model.backend.device)
+        batch = model.backend.upload(build_step(model.plan(work), 4))
         logits = model.backend.forward(dataclasses.replace(batch, logits_rows=torch.arange(batch.num_tokens)))
         for (request, count), rows in zip(work, logits.split(cuts), strict=True):
             first = request.num_computed_tokens

@@ -10,13 +10,8 @@ import torch
 from kernels.triton.block_copy import copy_blocks, copy_blocks_kernel, copy_constants, independent_waves
 from kernels.triton.kv_write import kv_write
 from kernels.triton.reference import copy_blocks_reference
-from kernels.triton.verification import (
-    activation_error,
-    copy_error,
-    kv_write_error,
-    norm_error,
-    tolerance,
-)
+from kernels.triton.verification.base import tolerance
+from kernels.triton.verification.elementwise import activation_error, copy_error, kv_write_error, norm_error
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
