@@ -3,8 +3,11 @@
 Triton decides whether a kernel is compiled or interpreted when the kernel is decorated, once a process. So there are
 two kinds of worker processes, and this module imports neither torch nor triton itself::
 
-    examine ─┬─ compilers   (one a core)   configuration × target -> registers, spills, shared memory
-             └─ interpreter (one)          configuration          -> largest error against its reference
+    examine ─┬─ compilers    (one a core)   code × target   -> registers, spills, shared memory
+             ├─ interpreters (one a core)   configuration   -> largest error against its reference
+             └─ here                        traffic × card  -> least time on paper
+
+Configurations that differ in their workload only have the same code, which is compiled once.
 """
 
 from __future__ import annotations
@@ -15,11 +18,13 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from kernels.cards import Card
 
 if TYPE_CHECKING:
     from kernels.triton.configurations import Configuration
@@ -46,7 +51,6 @@ TARGETS: dict[str, Target] = {
     "sm_120": Target("cuda", 120, 32, 99 * 1024),
     "gfx942": Target("hip", "gfx942", 64, 64 * 1024),
 }
-DEFAULT_TARGETS = ("sm_80", "sm_90", "gfx942")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +67,28 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Label:
+    """What is known of a configuration without compiling it; plain values, which travel between processes."""
+
     kernel: str
     config: str
+    """Its first word is the type of its operations."""
     tolerance: float
     """Largest error that rounding explains."""
+    workload: str
+    bytes: int
+    operations: int
+    targets: frozenset[str] | None
+    """None: all."""
+    code: str
+    """Equal where two configurations compile to the same program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One kernel configuration on one target."""
+    """One kernel configuration on one card."""
 
     label: Label
-    target: str
+    card: Card
     resources: Resources | None
     """None where it did not compile."""
     max_error: float | None
@@ -82,23 +96,36 @@ class Finding:
     problem: str
     """Why it is not ok; empty where it is."""
 
+    @property
+    def roofline_us(self) -> float | None:
+        """Least microseconds of the stated workload on the card; None where a rate is needed and not known."""
+        label = self.label
+        seconds = self.card.roofline_s(label.bytes, label.operations, label.config.split()[0])
+        return None if seconds is None else 1e6 * seconds
+
     def as_json(self) -> dict[str, Any]:
-        resources = self.resources
+        resources, label = self.resources, self.label
         finite = self.max_error is not None and math.isfinite(self.max_error)
         return {
-            "kernel": self.label.kernel,
-            "target": self.target,
-            "config": self.label.config,
+            "kernel": label.kernel,
+            "target": self.card.target,
+            "config": label.config,
             "registers": resources.registers if resources else None,
             "spills": resources.spills if resources else None,
             "shared_bytes": resources.shared_bytes if resources else None,
             "max_error": self.max_error if finite else None,
+            "workload": label.workload,
+            "bytes": label.bytes,
+            "operations": label.operations,
+            "card": self.card.name,
+            "roofline_us": self.roofline_us,
             "ok": not self.problem,
         }
 
 
-def examine(targets: list[str], progress: Callable[[int, int], None]) -> list[Finding]:
-    """Compile and measure everything; ``progress(done, total)`` is called after each piece of work.
+def examine(cards: Sequence[Card], progress: Callable[[int, int], None]) -> list[Finding]:
+    """Compile for the cards' targets and measure everything; card by card. ``progress(done, total)`` is called after
+    each piece of work.
 
     A kernel that does not compile or that gives wrong numbers is a finding, not an exception.
     """
@@ -106,40 +133,50 @@ def examine(targets: list[str], progress: Callable[[int, int], None]) -> list[Fi
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with (
         ProcessPoolExecutor(cores, context, initializer=_start_worker, initargs=(False,)) as compilers,
-        ProcessPoolExecutor(1, context, initializer=_start_worker, initargs=(True,)) as interpreter,
+        ProcessPoolExecutor(cores, context, initializer=_start_worker, initargs=(True,)) as interpreters,
     ):
-        labels = interpreter.submit(_labels).result()
-        errors = [interpreter.submit(_measure, index) for index in range(len(labels))]
-        compiled = {
-            (index, target): compilers.submit(_compile, index, TARGETS[target])
-            for index in range(len(labels))
-            for target in targets
-        }
-        everything: list[Future[Any]] = [*errors, *compiled.values()]
+        labels = compilers.submit(_labels).result()
+        compiled: dict[tuple[str, str], Future[Resources]] = {}
+        for target in dict.fromkeys(card.target for card in cards):
+            for index, label in enumerate(labels):
+                if _ships(label, target) and (label.code, target) not in compiled:
+                    compiled[label.code, target] = compilers.submit(_compile, index, TARGETS[target])
+        wanted = [any(_ships(label, card.target) for card in cards) for label in labels]
+        errors = {i: interpreters.submit(_measure, i) for i, is_wanted in enumerate(wanted) if is_wanted}
+        everything: list[Future[Any]] = [*compiled.values(), *errors.values()]
         for done, _ in enumerate(as_completed(everything), start=1):
             progress(done, len(everything))
-    return [_finding(labels[index], target, future, errors[index]) for (index, target), future in compiled.items()]
+    return [
+        _finding(label, card, compiled[label.code, card.target], errors[index])
+        for card in cards
+        for index, label in enumerate(labels)
+        if _ships(label, card.target)
+    ]
 
 
-def _finding(label: Label, target: str, compiled: Future[Resources], measured: Future[float]) -> Finding:
+def _ships(label: Label, target: str) -> bool:
+    return label.targets is None or target in label.targets
+
+
+def _finding(label: Label, card: Card, compiled: Future[Resources], measured: Future[float]) -> Finding:
     problems = []
     resources = max_error = None
     if failure := compiled.exception():
         problems.append(f"does not compile: {failure}")
     else:
         resources = compiled.result()
-        limit = TARGETS[target].shared_limit
+        limit = TARGETS[card.target].shared_limit
         if resources.spills:
             problems.append(f"{resources.spills} spilled registers")
         if resources.shared_bytes > limit:
-            problems.append(f"{resources.shared_bytes:,} bytes of shared memory where {target} has {limit:,}")
+            problems.append(f"{resources.shared_bytes:,} bytes of shared memory where {card.target} has {limit:,}")
     if failure := measured.exception():
         problems.append(f"cannot be interpreted: {failure}")
     else:
         max_error = measured.result()
         if not max_error <= label.tolerance:
             problems.append(f"error {max_error:.3g}, tolerance {label.tolerance:.3g}")
-    return Finding(label, target, resources, max_error, "; ".join(problems))
+    return Finding(label, card, resources, max_error, "; ".join(problems))
 
 
 def _start_worker(interpret: bool) -> None:
@@ -154,7 +191,28 @@ def _configurations() -> list[Configuration]:
 
 
 def _labels() -> list[Label]:
-    return [Label(entry.kernel, entry.config, entry.tolerance) for entry in _configurations()]
+    return [
+        Label(
+            entry.kernel,
+            entry.config,
+            entry.tolerance,
+            entry.traffic.workload,
+            entry.traffic.bytes,
+            entry.traffic.operations,
+            entry.targets,
+            _code(entry),
+        )
+        for entry in _configurations()
+    ]
+
+
+def _code(configuration: Configuration) -> str:
+    function, constants = configuration.function, configuration.constants
+    signature, attributes = signature_of(configuration)
+    options = (configuration.num_warps, configuration.num_stages)
+    return repr(
+        (function.fn.__module__, function.fn.__name__, signature, attributes, sorted(constants.items()), options)
+    )
 
 
 def _measure(index: int) -> float:

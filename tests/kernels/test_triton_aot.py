@@ -7,19 +7,28 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
+from importlib import import_module
+from io import StringIO
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
+import torch
+from rich.console import Console
 
+from kernels import __main__ as command
 from kernels import aot
-from kernels.aot import DEFAULT_TARGETS, TARGETS, Label, Resources
+from kernels.aot import TARGETS, Label, Resources
+from kernels.cards import card_of
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(600)  # compiling and interpreting side by side: a minute on two idle cores
 
-KEYS = {"kernel", "target", "config", "registers", "spills", "shared_bytes", "max_error", "ok"}
-KERNELS = {"paged_attention", "kv_write", "rms_norm", "silu_mul", "copy_blocks"}
+OCCUPIED = {"registers", "spills", "shared_bytes"}
+ON_PAPER = {"workload", "bytes", "operations", "card", "roofline_us"}
+KEYS = {"kernel", "target", "config", "max_error", "ok"} | OCCUPIED | ON_PAPER
 
 
 def _command(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -45,13 +54,37 @@ def shipped() -> list[dict[str, Any]]:
     return document["kernels"]
 
 
-def test_every_kernel_is_there_for_every_target(shipped: list[dict[str, Any]]) -> None:
-    assert all(set(entry) == KEYS for entry in shipped)
-    assert {(entry["kernel"], entry["target"]) for entry in shipped} == {
-        (kernel, target) for kernel in KERNELS for target in DEFAULT_TARGETS
+def _kernels_of_the_package() -> set[Any]:
+    from triton.runtime.jit import JITFunction
+
+    import kernels.triton
+
+    modules = [import_module(f"kernels.triton.{module.name}") for module in iter_modules(kernels.triton.__path__)]
+    return {
+        value
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, JITFunction) and name.endswith("_kernel")
     }
-    names = [(entry["kernel"], entry["target"], entry["config"]) for entry in shipped]
-    assert len(set(names)) == len(names)
+
+
+def test_every_kernel_ships(shipped: list[dict[str, Any]]) -> None:
+    from kernels.triton.configurations import shipped_configurations
+
+    configurations = shipped_configurations()
+    missing = _kernels_of_the_package() - {configuration.function for configuration in configurations}
+    assert not missing, "these kernels are launched, but nobody compiles them here"
+    expected = [
+        (configuration.kernel, target, configuration.config)
+        for target in TARGETS
+        for configuration in configurations
+        if configuration.targets is None or target in configuration.targets
+    ]
+    assert [(entry["kernel"], entry["target"], entry["config"]) for entry in shipped] == expected
+    assert len(set(expected)) == len(expected), "a name is given twice"
+    assert all(set(entry) == KEYS for entry in shipped)
+    kernels = {configuration.kernel for configuration in configurations}
+    assert {(kernel, target) for kernel, target, _ in expected} == {(k, t) for k in kernels for t in TARGETS}
 
 
 def test_nothing_spills_and_everything_fits(shipped: list[dict[str, Any]]) -> None:
@@ -62,6 +95,41 @@ def test_nothing_spills_and_everything_fits(shipped: list[dict[str, Any]]) -> No
         assert entry["shared_bytes"] <= TARGETS[entry["target"]].shared_limit, entry
     attention = [entry for entry in shipped if entry["kernel"] == "paged_attention"]
     assert all(entry["shared_bytes"] > 0 for entry in attention)
+
+
+def test_the_least_time_is_the_slower_of_moving_and_computing(shipped: list[dict[str, Any]]) -> None:
+    for entry in shipped:
+        card = card_of(entry["target"])
+        assert entry["card"] == card.name
+        assert entry["workload"] and entry["bytes"] > 0 and entry["operations"] >= 0, entry
+        moving, computing = entry["bytes"] / card.bandwidth, 0.0
+        if entry["operations"]:
+            computing = entry["operations"] / card.rates[entry["config"].split()[0]]
+        assert entry["roofline_us"] == pytest.approx(1e6 * max(moving, computing)), entry
+
+
+def test_bytes_and_operations_are_those_of_the_workload(shipped: list[dict[str, Any]]) -> None:
+    def found(kernel: str, config: str) -> dict[str, Any]:
+        (entry,) = [e for e in shipped if e["target"] == "sm_90" and (e["kernel"], e["config"]) == (kernel, config)]
+        return entry
+
+    def size(*shape: int) -> int:
+        return torch.empty(shape, dtype=torch.bfloat16, device="meta").nbytes
+
+    decode = found("paged_attention", "bf16 decode d64 g3 16x32")
+    assert decode["workload"] == "32 decodes of 1,024 tokens"
+    keys, queries = size(32, 1024, 8, 64), size(32, 24, 64)
+    assert decode["bytes"] == 2 * keys + 2 * queries
+    assert decode["operations"] == 2 * 2 * 64 * 24 * 32 * 1024
+
+    prompt = found("paged_attention", "bf16 mixed d64 g3 64x32")
+    assert prompt["workload"] == "a prompt of 2,048 tokens"
+    assert prompt["operations"] == sum(2 * 2 * 64 * 24 * seen for seen in range(1, 2049))
+
+    norm = found("rms_norm", "bf16 8192 wide + residual")
+    assert norm["workload"] == "2,048 tokens"
+    assert norm["bytes"] == 4 * size(2048, 8192)
+    assert norm["operations"] == 0
 
 
 def test_errors_are_measured(shipped: list[dict[str, Any]]) -> None:
@@ -83,11 +151,27 @@ def test_every_tile_of_the_table_is_compiled(shipped: list[dict[str, Any]]) -> N
         assert any(dim // 2 < each <= dim for each in dims), (one_token, itemsize, dim)
 
 
+def test_the_same_program_is_compiled_once() -> None:
+    pytest.importorskip("triton")
+    from kernels.triton.configurations import shipped_configurations
+
+    configurations = shipped_configurations()
+    codes = [aot._code(configuration) for configuration in configurations]
+    first = configurations[0]
+    other_workload = replace(first, config="another name", traffic=replace(first.traffic, bytes=1), tolerance=1.0)
+    assert aot._code(other_workload) == codes[0]
+    assert aot._code(replace(first, num_warps=2 * first.num_warps)) not in codes
+    assert aot._code(replace(first, constants=first.constants | {"HEAD_DIM": 7})) not in codes
+    assert aot._code(replace(first, types=first.types | {"q_ptr": "*i8"})) not in codes
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         ["--targets", "sm_12"],
         ["--targets", ","],
+        ["--cards", "RTX 1"],
+        ["--cards", "H200 SXM", "--targets", "sm_90"],
         ["--what"],
         ["--json", "no/such/folder/kernels.json"],
         ["--json", "."],
@@ -99,6 +183,8 @@ def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     assert result.stdout == ""
     if "sm_12" in arguments:
         assert "unknown target 'sm_12'" in result.stderr and "gfx942" in result.stderr
+    if "RTX 1" in arguments:
+        assert "unknown card 'RTX 1'; known are A100 80GB SXM, " in result.stderr
     if "--json" in arguments:
         assert f"--json {arguments[1]} cannot be written: " in result.stderr
 
@@ -106,8 +192,6 @@ def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
 def test_without_triton_it_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    from kernels import __main__ as command
-
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
     for target in ("-", str(tmp_path / "findings.json")):
         assert command.main(["--json", target]) == 1
@@ -129,11 +213,16 @@ def test_without_triton_it_says_so(
     ],
 )
 def test_what_is_not_ok(resources: Resources | Exception, error: float | Exception, problem: str) -> None:
-    finding = aot._finding(Label("k", "c", 1e-5), "gfx942", _future(resources), _future(error))
+    label = Label("k", "bf16 wide", 1e-5, "4 rows", 5_300, 0, None, "")
+    finding = aot._finding(label, card_of("gfx942"), _future(resources), _future(error))
     assert finding.problem == problem
     entry = finding.as_json()
     assert entry["ok"] == (not problem)
+    assert entry["roofline_us"] == pytest.approx(1e-3)
     json.dumps(entry, allow_nan=False)
+    tables = StringIO()
+    command._show([finding], Console(file=tables, width=120))
+    assert ("failed" in tables.getvalue()) == bool(problem)
 
 
 def _future(value: Any) -> Any:
