@@ -15,6 +15,7 @@ from engine.events import (
     BlocksFreed,
     BlocksShared,
     Keyframe,
+    PoolShrunk,
     StepRecord,
     SwappedIn,
     SwappedOut,
@@ -54,6 +55,9 @@ class BlockTakers:
             elif isinstance(event, BlockCopied):
                 references[event.source] -= 1
                 references[event.destination], owners[event.destination] = 1, event.request_id
+            elif isinstance(event, PoolShrunk):
+                self._references = references = [0] * (event.num_blocks + 1)
+                self._owners = owners = [0] * (event.num_blocks + 1)
 
     def beside(self, keyframe: Keyframe) -> Owners:
         """What the tables of ``keyframe`` do not tell of the blocks that are referenced or cached."""

@@ -88,11 +88,15 @@ class Deferred(Event, frozen=True):
     available: int
 
 
+RULE_OUT_OF_MEMORY = "memory ran out in the step"
+"""Why all that ran are preempted where the KV storage is made anew: what they hold in it is lost."""
+
+
 class Preempted(Event, frozen=True):
     request_id: int
     """The victim."""
     beneficiary: int
-    """The request for which room was made; the victim itself where it yielded for its own growth."""
+    """The request for which room was made; the victim itself where it yielded for its own growth, or for nobody."""
     rule: str
     """Why this one: e.g. ``lowest priority, latest arrival``."""
     mode: str
@@ -194,6 +198,17 @@ class Reconfigured(Event, frozen=True):
     """All knobs as they are in force or, the discipline, wanted."""
 
 
+class PoolShrunk(Event, frozen=True):
+    """Memory ran out in a step, and the KV storage was made anew with fewer blocks. Nobody refers to a block any more,
+    none is cached; who asked for more tokens than the pool holds is cut to that."""
+
+    num_blocks: int
+    """Of the pool from here on, the null block not counted."""
+    before: int
+    cause: str
+    """What the step raised."""
+
+
 class BlocksAllocated(Event, frozen=True):
     """Blocks handed to a request for writing; each has one reference now."""
 
@@ -267,6 +282,7 @@ AnyEvent = (
     | BatchStarted
     | BatchEnded
     | Reconfigured
+    | PoolShrunk
     | BlocksAllocated
     | BlocksShared
     | BlocksCached
@@ -381,6 +397,14 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
         if not self.drafts:
             return []
         return [min(drafts, max(new - 1, 0)) for drafts, new in zip(self.drafts, self.new_tokens, strict=True)]
+
+
+def pool_after(record: StepRecord, num_blocks: int) -> int:
+    """Blocks of the pool after a step, ``num_blocks`` being those before it."""
+    for event in record.events:
+        if isinstance(event, PoolShrunk):
+            num_blocks = event.num_blocks
+    return num_blocks
 
 
 class RequestState(msgspec.Struct, array_like=True):

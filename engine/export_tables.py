@@ -45,7 +45,7 @@ import csv
 import math
 from typing import Any, TextIO
 
-from engine.events import Keyframe, RowKind, RunTotals, StepRecord, StepTimings
+from engine.events import Keyframe, RowKind, RunTotals, StepRecord, StepTimings, pool_after
 from engine.recorded_requests import RecordedRequest, RequestLog, by_arrival, first_moment
 from engine.request import request_name
 
@@ -122,6 +122,7 @@ class TableExport:
     def apply(self, record: StepRecord) -> None:
         if self._zero is None:
             self._zero = first_moment(record)
+        self._num_blocks = pool_after(record, self._num_blocks)
         self._log.apply(record)
         self._write_step(record)
         self._totals = record.totals

@@ -35,6 +35,7 @@ from engine.events import (
     RowKind,
     StepRecord,
     StepTimings,
+    pool_after,
 )
 from engine.lanes import Lanes, SpanKind
 from engine.recorded_requests import first_moment
@@ -119,6 +120,7 @@ class TraceExport:
         for event in record.events:
             if isinstance(event, Arrived):
                 self._thread(event.request_id, event.user)
+        self._num_blocks = pool_after(record, self._num_blocks)
         self._lanes.apply(record)
         self._spans(self._lanes.take())
         begin = max(self._ns(record.time), self._end)

@@ -253,6 +253,13 @@ class Request:
         self.cache_edge = 0
         """Computed tokens at which its next block is full and joins the prefix cache."""
 
+    def cut_to(self, longest: int) -> None:
+        """End at ``longest`` tokens, prompt and answer, where it would go on beyond them."""
+        most = min(self.max_tokens, longest - self.num_prompt_tokens)
+        self.max_tokens = most
+        self.length_limit = self.num_prompt_tokens + min(most, self.ends_after or most)
+        self.footprint = self.num_prompt_tokens + most - 1
+
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)

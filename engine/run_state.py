@@ -31,6 +31,7 @@ from engine.events import (
     Ended,
     Finished,
     Keyframe,
+    PoolShrunk,
     Preempted,
     Reconfigured,
     Recovered,
@@ -344,6 +345,13 @@ class RunState:
         self.max_num_seqs = event.max_num_seqs or self.max_num_seqs
         self.scheduler = event.scheduler or self.scheduler
 
+    def _shrink(self, event: PoolShrunk, record: StepRecord) -> None:
+        self._blocks = BlockState(event.num_blocks)
+        self.batch = None
+        longest = event.num_blocks * self.block_size + 1  # the keys of a last token are never needed
+        for request in self.requests.values():
+            request.max_tokens = min(request.max_tokens, longest - request.prompt_tokens)
+
     def _reject(self, event: Rejected, record: StepRecord) -> None:
         self.requests.pop(event.request_id, None)
 
@@ -389,6 +397,7 @@ _HANDLERS: dict[type, Callable[[RunState, Any, StepRecord], None]] = {
     BatchStarted: RunState._begin_batch,
     BatchEnded: RunState._end_batch,
     Reconfigured: RunState._reconfigure,
+    PoolShrunk: RunState._shrink,
     BlocksAllocated: RunState._allocate,
     BlocksShared: RunState._share,
     BlocksCached: RunState._cache,

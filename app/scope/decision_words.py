@@ -29,6 +29,7 @@ from engine.events import (
     Deferred,
     Ended,
     Finished,
+    PoolShrunk,
     Preempted,
     Reconfigured,
     Recovered,
@@ -361,6 +362,16 @@ def _reconfigured(event: Reconfigured, step: _Step) -> Decision:
     )
 
 
+def _pool_shrunk(event: PoolShrunk, step: _Step) -> Decision:
+    text = tr(
+        "Memory ran out in the step: the pool was made anew with {num_blocks:,} blocks, {before:,} before ({cause}).",
+        num_blocks=event.num_blocks,
+        before=event.before,
+        cause=event.cause,
+    )
+    return Decision(text, look="preempted")
+
+
 _SINGLE: dict[type, Callable[[Any, _Step], Decision]] = {
     Arrived: _arrived,
     Reprioritised: _reprioritised,
@@ -375,6 +386,7 @@ _SINGLE: dict[type, Callable[[Any, _Step], Decision]] = {
     BatchStarted: _batch_started,
     BatchEnded: _batch_ended,
     Reconfigured: _reconfigured,
+    PoolShrunk: _pool_shrunk,
     BlockCopied: _block_copied,
     Rejected: _rejected,
     Finished: _finished,
@@ -386,7 +398,7 @@ _MANY: dict[type, Callable[[list[Any], _Step], Decision]] = {
     Finished: _many_finished,
     Rejected: _many_rejected,
 }
-_TURNING_POINTS = (Preempted, SwapDropped, BatchStarted, BatchEnded, Reconfigured)
+_TURNING_POINTS = (Preempted, SwapDropped, BatchStarted, BatchEnded, Reconfigured, PoolShrunk)
 _BlockWords = Callable[[str, int, _Step], str]
 _BLOCK_WORDS: dict[type, tuple[_BlockWords, _BlockWords, Look]] = {
     BlocksAllocated: (

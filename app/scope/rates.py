@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from app.scope.steps import PARTS
-from engine.events import Keyframe, RunTotals, StepRecord
+from engine.events import Keyframe, RunTotals, StepRecord, pool_after
 
 KNOTS_KEPT = 16_384
 GRAIN = 0.05
@@ -102,6 +102,7 @@ class Rates:
 
     def apply(self, record: StepRecord) -> None:
         self._idle = record.num_running == 0 and record.num_waiting == 0
+        self._num_blocks = pool_after(record, self._num_blocks)
         seconds, ended = record.timings.total, record.end
         if not math.isfinite(ended):
             return  # the counts come with the next one

@@ -16,7 +16,7 @@ from app.scope.waits import LineRates, Wait, head_wait, wait_at
 from app.translation import tr
 from app.words import are, bytes_label, count, seconds_label
 from engine.config import SchedulerConfig
-from engine.events import Deferred, Preempted, Recovered, Rejected, RequestState, RowKind
+from engine.events import RULE_OUT_OF_MEMORY, Deferred, Preempted, Recovered, Rejected, RequestState, RowKind
 from engine.request import RequestStatus, request_name
 from engine.run_state import IN_BATCH, RunState
 
@@ -338,6 +338,13 @@ _DEFERRED: dict[str, Callable[[Deferred, RunState], str]] = {
 
 def preempted_sentence(event: Preempted, block_bytes: int = 0) -> str:
     """Who gave what to whom, and what became of it. block_bytes: of one KV block; 0: not known."""
+    if event.rule == RULE_OUT_OF_MEMORY:
+        return tr(
+            "Lost {blocks} ({rule}); {tokens} to compute again.",
+            blocks=count(event.blocks, "block"),
+            rule=event.rule,
+            tokens=count(event.tokens, "token"),
+        )
     own = event.beneficiary == event.request_id
     to = (
         tr("to the pool, since it could not grow")

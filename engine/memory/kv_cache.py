@@ -104,6 +104,12 @@ class KVCacheManager:
         """Blocks that hold ``num_tokens`` tokens."""
         return -(-num_tokens // self.block_size)
 
+    def renew(self, num_blocks: int) -> None:
+        """The storage was made anew with so many blocks, all empty: nothing can be found, and nothing is to be moved.
+        No request may hold a block, on the device or on the host."""
+        self.pool = BlockPool(num_blocks)
+        self.take_moves()
+
     # Prefix cache -------------------------------------------------------------------------------------------------
 
     def prepare(self, request: Request) -> None:

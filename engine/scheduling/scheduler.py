@@ -15,12 +15,14 @@ from collections.abc import Mapping
 
 from engine.config import SPECULATION_OFF, SchedulerConfig
 from engine.events import (
+    RULE_OUT_OF_MEMORY,
     Admitted,
     AnyEvent,
     Arrived,
     Deferred,
     Ended,
     Finished,
+    PoolShrunk,
     Preempted,
     Reconfigured,
     Recovered,
@@ -177,9 +179,10 @@ class Scheduler:
         self.events.append(Admitted(request.request_id, cached, self._now - request.queued_since, resumed))
         return True
 
-    def preempt(self, victim: Request, beneficiary: Request, rule: str) -> None:
+    def preempt(self, victim: Request, beneficiary: Request, rule: str, mode: str | None = None) -> None:
+        """``mode``: as :attr:`engine.config.SchedulerConfig.preemption`, which it is where it is None."""
         computed, blocks = victim.num_computed_tokens, len(victim.block_ids)
-        choice = choose_preemption(victim, self.config.preemption, self.memory, self._costs)
+        choice = choose_preemption(victim, mode or self.config.preemption, self.memory, self._costs)
         moved = choice.swapped_blocks
         if moved:
             blocks -= self.memory.blocks_for(computed) - moved  # it goes on referring to those that others share
@@ -219,6 +222,17 @@ class Scheduler:
         request.epoch += 1
         self.waiting.forget(request, RequestStatus.SWAPPED)
         self.waiting.push(request)
+
+    def start_over(self, num_blocks: int, cause: str) -> None:
+        """Memory ran out in a step (``cause``), and the KV storage was made anew with ``num_blocks`` blocks: what it
+        held is lost, and all that run or are swapped wait to be computed again. Complete answers have left before."""
+        for request in list(self.running):
+            self.preempt(request, request, RULE_OUT_OF_MEMORY, "recompute")
+        for request in self.waiting.swapped.in_order():
+            self.drop_swapped(request, "memory ran out in the step")
+        before = self.memory.num_blocks
+        self.memory.renew(num_blocks)
+        self.events.append(PoolShrunk(num_blocks, before, cause))
 
     def _lose(self, request: Request) -> None:
         """What a request has computed is gone."""

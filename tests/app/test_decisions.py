@@ -16,6 +16,7 @@ from app.scope.panel import Moment
 from app.scope.request_words import find_request, request_figures, request_status
 from engine.config import SchedulerConfig
 from engine.events import (
+    RULE_OUT_OF_MEMORY,
     Admitted,
     AnyEvent,
     Arrived,
@@ -31,6 +32,7 @@ from engine.events import (
     Ended,
     Finished,
     Keyframe,
+    PoolShrunk,
     Preempted,
     Reconfigured,
     Recovered,
@@ -98,6 +100,15 @@ SENTENCES: list[tuple[AnyEvent, str]] = [
         "The knobs were changed: discipline vllm, order fcfs, preemption by swap, 16 running places, chunks of at most "
         "64 tokens and a watermark of 10 %. static takes over when the batch has drained.",
     ),
+    (
+        Preempted(12, 12, RULE_OUT_OF_MEMORY, "recompute", 60, 4),
+        "Request 12 was preempted: it lost 4 blocks (memory ran out in the step); 60 tokens to compute again.",
+    ),
+    (
+        PoolShrunk(80, 100, "OutOfMemoryError: CUDA out of memory"),
+        "Memory ran out in the step: the pool was made anew with 80 blocks, 100 before (OutOfMemoryError: CUDA out of "
+        "memory).",
+    ),
     (BlocksAllocated(12, [1, 2, 3]), "Request 12 got 3 blocks (41 left)."),
     (BlocksShared(12, [1, 2]), "Request 12 shares 2 blocks of the prefix cache (32 tokens)."),
     (BlocksCached(12, [1]), "1 block of request 12 is full and can be shared from now on."),
@@ -133,7 +144,7 @@ def test_every_event_has_its_sentence(event: AnyEvent, sentence: str) -> None:
     found = decisions(step_of(event), 1 << 20)
     assert sentence in [each.text for each in found]
     about = next(each for each in found if each.text == sentence).requests
-    if isinstance(event, BatchEnded | Reconfigured):
+    if isinstance(event, BatchEnded | Reconfigured | PoolShrunk):
         assert about == ()
     elif isinstance(event, BatchStarted):
         assert about == (12, 13)
