@@ -1,0 +1,192 @@
+"""Everything about a GPU that only a GPU can prove, in one command of under five minutes::
+
+    python -m tests.gpu_check [--json FILE] [--only SECTION,…] [--seconds N]      on a machine with a GPU
+    python -m tests.gpu_check --rehearsal                                         on any: the same code, tiny, no rates
+
+It needs what comes with torch and Transformers, no network and no files: models are made on the device from a seed.
+Sections, in the order in which they run:
+
+    environment  card, driver, versions
+    ceilings     copy bandwidth, matrix rate and the launch of an empty graph, as measured: what the rest is held against
+    kernels      every shipped configuration against its reference, on the card
+    ids          the engine's ids in float32 against those of Transformers on the processor
+    decode       attention of decode steps as a share of the copy bandwidth, or against the launch of an empty graph
+    rates        output tokens a second of the engine, beside Transformers' generate and generate_batch
+    prefill      attention and a whole prefill as a share of the matrix rate; products with 8-bit weights
+    swap         blocks out to host memory and back
+
+Each section has a limit of time and, where it fails, fails alone. Exit 0: all ran, every check held and every target
+was met; 1: not so; 2: wrong usage, or no GPU. The definitions of figures stand where they are computed, in tests/gpu.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.lane import Lane, NoGpuError, Outcome
+
+LIMITS = {
+    "environment": 40.0,
+    "ceilings": 30.0,
+    "kernels": 90.0,
+    "ids": 75.0,
+    "decode": 60.0,
+    "rates": 120.0,
+    "prefill": 45.0,
+    "swap": 30.0,
+}
+"""Seconds that each section may take at most, the start of its process included."""
+SECONDS = 290.0
+KERNEL_LANES = 6
+"""Processes that check kernels side by side: most of that is compiling."""
+MARKS = {None: " ", True: "✓", False: "✗"}
+
+
+@dataclass
+class Run:
+    """What came in so far; figures and outcomes are printed as they come."""
+
+    rehearsal: bool
+    began: float = field(default_factory=time.monotonic)
+    figures: list[dict[str, Any]] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add_figure(self, figure: dict[str, Any]) -> None:
+        with self._lock:
+            self.figures.append(figure)
+            if figure["listed"] or figure["met"] is False:
+                print(line_of(figure), flush=True)
+
+    def add_outcome(self, outcome: Outcome) -> None:
+        with self._lock:
+            self.outcomes.append(outcome)
+            if outcome.error is None:
+                print(f"  {outcome.item}: done after {outcome.seconds:.1f} s", flush=True)
+            else:
+                print(f"✗ {outcome.item} failed after {outcome.seconds:.1f} s:\n{outcome.error}", flush=True)
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.began
+
+    @property
+    def failed(self) -> bool:
+        """Also where nothing was checked at all."""
+        wrong = any(figure["met"] is False for figure in self.figures)
+        return wrong or not self.outcomes or any(outcome.error is not None for outcome in self.outcomes)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rehearsal": self.rehearsal,
+            "seconds": round(self.elapsed, 1),
+            "ok": not self.failed,
+            "targets": {
+                f"{figure['section']}: {figure['name']}": "met" if figure["met"] else "missed"
+                for figure in self.figures
+                if figure["target"] and figure["met"] is not None
+            },
+            "failed": {outcome.item: outcome.error for outcome in self.outcomes if outcome.error is not None},
+            "figures": self.figures,
+        }
+
+
+def line_of(figure: dict[str, Any]) -> str:
+    value = figure["value"]
+    if value is None:
+        shown = "ran"
+    else:
+        shown = value if isinstance(value, str) else f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+        shown = f"{shown} {figure['unit']}".rstrip()
+    target = f"   target {figure['target']}" if figure["target"] else ""
+    return f"{MARKS[figure['met']]} {figure['section']:<12}{figure['name']:<58} {shown}{target}"
+
+
+def summary(run: Run) -> list[str]:
+    """One short table: what has a target or failed, the rest as counts."""
+    lines = ["", "Summary (a rehearsal: nothing here was measured)" if run.rehearsal else "Summary"]
+    for section in LIMITS:
+        figures = [figure for figure in run.figures if figure["section"] == section]
+        lines += [line_of(figure) for figure in figures if figure["target"] or figure["met"] is False]
+        held = sum(figure["met"] is True and not figure["target"] for figure in figures)
+        if held:
+            lines.append(f"✓ {section:<12}{held} checks held")
+    lines += [f"✗ {outcome.item} failed" for outcome in run.outcomes if outcome.error is not None]
+    verdict = "something failed or missed its target" if run.failed else "all well"
+    return [*lines, f"{verdict}, after {run.elapsed:.0f} s"]
+
+
+def run_sections(run: Run, sections: list[str], seconds: float) -> None:
+    """Raises NoGpuError."""
+    facts: dict[str, Any] = {}
+
+    def limit(item: str) -> float:
+        return min(LIMITS[item.partition(":")[0]], seconds - run.elapsed)
+
+    def lane(items: list[str]) -> Lane:
+        return Lane(items, limit, run.add_figure, run.add_outcome, run.rehearsal, facts)
+
+    # Kernels are only checked, so several processes may; all else is measured, one after the other.
+    for is_kernels, group in groupby(sections, key=lambda section: section == "kernels"):
+        if not is_kernels:
+            lane(list(group)).run()
+            continue
+        count = 1 if run.rehearsal else max(1, min(KERNEL_LANES, (os.cpu_count() or 1) // 2))
+        side_by_side([lane([f"kernels:{index}/{count}"]) for index in range(count)])
+
+
+def side_by_side(lanes: list[Lane]) -> None:
+    """Raises the first of their NoGpuErrors."""
+    missing: list[NoGpuError] = []
+
+    def run(lane: Lane) -> None:
+        try:
+            lane.run()
+        except NoGpuError as error:
+            missing.append(error)
+
+    threads = [threading.Thread(target=run, args=(lane,)) for lane in lanes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if missing:
+        raise missing[0]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu_check", description="Check and measure a GPU.")
+    parser.add_argument("--rehearsal", action="store_true", help="on the processor, tiny, interpreted; no rates")
+    parser.add_argument("--only", metavar="SECTION,…", help=f"of {', '.join(LIMITS)}")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, metavar="N", help="time for all (default: %(default)g)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="every figure")
+    options = parser.parse_args(arguments)
+    asked = set(options.only.split(",")) if options.only else set(LIMITS)
+    if unknown := sorted(asked - set(LIMITS)):
+        parser.error(f"there is no section {', '.join(unknown)}; there are {', '.join(LIMITS)}")
+
+    run = Run(options.rehearsal)
+    try:
+        run_sections(run, [section for section in LIMITS if section in asked], options.seconds)
+    except NoGpuError as error:
+        print(f"{error}\nThere is no GPU to check here. --rehearsal runs every section on the processor.")
+        return 2
+    print("\n".join(summary(run)))
+    if options.json is not None:
+        options.json.write_text(json.dumps(run.to_json(), indent=1) + "\n")
+    return 1 if run.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
