@@ -7,7 +7,7 @@ It needs what comes with torch and Transformers, no network and no files: models
 Sections, in the order in which they run:
 
     environment  card, driver, versions
-    ceilings     copy bandwidth, matrix rate and the launch of an empty graph, as measured: what the rest is held against
+    ceilings     copy bandwidth, matrix rate, launch of an empty graph, as measured: what the rest is held against
     kernels      every shipped configuration against its reference, on the card
     ids          the engine's ids in float32 against those of Transformers on the processor
     decode       attention of decode steps as a share of the copy bandwidth, or against the launch of an empty graph
@@ -112,17 +112,33 @@ def line_of(figure: dict[str, Any]) -> str:
 
 
 def summary(run: Run) -> list[str]:
-    """One short table: what has a target or failed, the rest as counts."""
-    lines = ["", "Summary (a rehearsal: nothing here was measured)" if run.rehearsal else "Summary"]
+    """One short table: a line for each kind of target, and whatever failed."""
+    lines = ["", "Summary (a rehearsal: nothing was measured)" if run.rehearsal else "Summary"]
     for section in LIMITS:
         figures = [figure for figure in run.figures if figure["section"] == section]
-        lines += [line_of(figure) for figure in figures if figure["target"] or figure["met"] is False]
+        kinds: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for figure in figures:
+            if figure["target"]:
+                kinds.setdefault((figure["name"].rpartition(": ")[2], figure["target"]), []).append(figure)
+        lines += [_line_of_kind(section, kind, target, among) for (kind, target), among in kinds.items()]
+        lines += [line_of(figure) for figure in figures if figure["met"] is False and not figure["target"]]
         held = sum(figure["met"] is True and not figure["target"] for figure in figures)
         if held:
             lines.append(f"✓ {section:<12}{held} checks held")
     lines += [f"✗ {outcome.item} failed" for outcome in run.outcomes if outcome.error is not None]
     verdict = "something failed or missed its target" if run.failed else "all well"
     return [*lines, f"{verdict}, after {run.elapsed:.0f} s"]
+
+
+def _line_of_kind(section: str, kind: str, target: str, figures: list[dict[str, Any]]) -> str:
+    """How many of ``figures`` met the one target that they have in common, and the one that is worst."""
+    measured = [figure for figure in figures if figure["value"] is not None]
+    if not measured:
+        return f"  {section:<12}{kind} {target}: {len(figures)} ran"
+    met = sum(figure["met"] for figure in measured)
+    worst = (max if target.startswith("≤") else min)(measured, key=lambda figure: figure["value"])
+    words = f"{kind} {target}: {met} of {len(measured)} met, the worst {worst['value']:.4g} {worst['unit']}"
+    return f"{MARKS[met == len(measured)]} {section:<12}{words} ({worst['name'].rpartition(': ')[0]})"
 
 
 def run_sections(run: Run, sections: list[str], seconds: float) -> None:
@@ -175,6 +191,8 @@ def main(arguments: list[str] | None = None) -> int:
     asked = set(options.only.split(",")) if options.only else set(LIMITS)
     if unknown := sorted(asked - set(LIMITS)):
         parser.error(f"there is no section {', '.join(unknown)}; there are {', '.join(LIMITS)}")
+    if asked & {"decode", "rates", "prefill", "swap"}:
+        asked.add("ceilings")
 
     run = Run(options.rehearsal)
     try:

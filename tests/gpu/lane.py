@@ -1,6 +1,6 @@
 """The parent's side: items of work one after the other in a process of their own, and another one when that dies.
 
-What a worker writes, a line of JSON each: ``{"begin": item}``, then ``{"figure": …}`` and ``{"fact": [name, value]}`` as
+What a worker writes, a line of JSON each: ``{"begin": item}``, ``{"figure": …}`` and ``{"fact": [name, value]}`` as
 they come, then ``{"end": item, "error": null or a traceback}``; ``{"again": item}`` before it leaves a broken context
 behind, where a part of its item is still to be done.
 """
