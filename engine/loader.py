@@ -9,9 +9,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,6 +32,7 @@ from engine.execution.device import (
     DeviceChoice,
     choose_device,
     cpu_choice,
+    gpu_failure,
     library_choice,
     without_float16,
 )
@@ -37,18 +40,19 @@ from engine.execution.first_step import measure_step
 from engine.execution.host import available_memory
 from engine.execution.loaded_model import LoadedModel, StorageSize
 from engine.execution.sizing import (
+    LARGEST_BUDGET,
     MemoryPlan,
     dtype_name,
     format_bytes,
     plan_memory,
+    prompt_step,
     type_name,
-    warm_up_batch,
 )
-from engine.failures import describe
+from engine.failures import is_out_of_memory
 from engine.messages import ModelInfo
 from engine.model_catalog import model_title
 from engine.models.checkpoint import Checkpoint, Progress, resolve_model
-from engine.models.errors import ModelLoadError, NotFiniteError
+from engine.models.errors import LoadErrorKind, ModelLoadError, NotFiniteError
 from engine.models.transformers_spec import ModelSpec, TransformersSpec
 from engine.scheduling.costs import PreemptionCosts
 from engine.text.codec import TextCodec
@@ -146,14 +150,7 @@ def load_engine(
         threads = config.threads or usable_cores()
         torch.set_num_threads(threads)
         source = _Source(config, checkpoint, draft, coming.result)
-        try:
-            ready = _prepare_finite(source, choice, progress)
-        except Exception as error:
-            if not choice.is_gpu or config.device == "cuda":
-                raise
-            # Whatever a GPU or its compiler raises, the model still runs on the CPU; asked once, not again and again.
-            choice = cpu_choice(config, f"the GPU failed ({describe(error)})")
-            ready = _prepare_finite(source, choice, progress)
+        ready = _prepare_somewhere(source, choice, progress)
         codec = coming.result()
     progress("Reading the weights once for their SHA-256", 0, 0)
     make_core = partial(
@@ -237,6 +234,32 @@ def _open_draft(model: str, name: str, checkpoint: Checkpoint, codec: TextCodec,
     return draft
 
 
+def _prepare_somewhere(source: _Source, choice: DeviceChoice, progress: Progress) -> _Ready:
+    """On the CPU where the GPU fails: whatever it or its compiler raises, the model still runs there. It is asked once,
+    not again and again."""
+    try:
+        return _prepare_finite(source, choice, progress)
+    except Exception as error:
+        if not choice.is_gpu:
+            raise
+        failure = gpu_failure(error)
+        if source.config.device == "cuda":
+            if isinstance(error, ModelLoadError):
+                raise
+            kind: LoadErrorKind = "memory" if is_out_of_memory(error) else "unsupported"
+            raise ModelLoadError(f"device is cuda, but {failure}. Use --device cpu, or auto.", kind) from error
+        traceback.print_exc()
+    # The error is gone, and with it the model that it held in the GPU's memory.
+    _release_gpu()
+    return _prepare_finite(source, cpu_choice(source.config, failure), progress)
+
+
+def _release_gpu() -> None:
+    with contextlib.suppress(Exception):  # it may not work at all
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
 def _prepare_finite(source: _Source, choice: DeviceChoice, progress: Progress) -> _Ready:
     """In float32, where float16 was nobody's wish and is too small for the model's numbers."""
     try:
@@ -246,7 +269,7 @@ def _prepare_finite(source: _Source, choice: DeviceChoice, progress: Progress) -
             raise
     # The error is gone, and with it the model that it held in memory.
     if choice.is_gpu:
-        torch.cuda.empty_cache()
+        _release_gpu()
     return _prepare(source, without_float16(choice), progress)
 
 
@@ -286,9 +309,10 @@ def _prepare(source: _Source, choice: DeviceChoice, progress: Progress) -> _Read
     preparation = model.backend.preparation()
     if preparation:
         progress(preparation, 0, 0)
-        model.forward(warm_up_batch(1, block_size, choice.device))
+        model.forward(prompt_step(1, block_size))
     progress("Measuring how many tokens a step may have", 0, 0)
-    step = measure_step(config, source.codec(), spec, model.forward, choice.device, memory, max_model_len)
+    largest = min(max_model_len, memory.num_blocks * block_size)
+    step = measure_step(config, source.codec(), spec, model.forward, largest, LARGEST_BUDGET)
     model.allocate_host(memory.num_host_blocks)
     return _Ready(own, model, memory, max_model_len, step.token_budget, step.seconds_per_token)
 

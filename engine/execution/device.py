@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from dataclasses import dataclass
 
 import torch
 
 from engine.config import EngineConfig
-from engine.failures import describe
+from engine.execution.gpu_problems import explain
 from engine.models.errors import ModelLoadError
 from engine.models.transformers_spec import TransformersSpec
 from kernels.backend import Backend
@@ -87,16 +88,44 @@ def without_float16(choice: DeviceChoice) -> DeviceChoice:
 
 
 def gpu_problem() -> str | None:
-    """Why no GPU can be used, as a clause; None: one works. Whatever torch raises when it is asked is the answer."""
+    """Why no GPU can be used, as a clause; None: one works, torch's kernels and Triton's. Whatever they raise when they
+    are asked is the answer."""
     try:
-        if not torch.cuda.is_available():
-            return "torch finds no GPU" if torch.version.cuda or torch.version.hip else "this torch is built for CPUs"
-        value = float(torch.ones(4, device="cuda").add_(1).sum().item())
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            available = torch.cuda.is_available()
+        if not available:
+            return _absence([str(warning.message) for warning in said])
+        ones = torch.ones(4, device="cuda")
+        right = float(ones.add(1).sum().item()) == 8.0 and _launches(ones)
     except Exception as error:
-        return f"the GPU does not work ({describe(error)})"
-    if value != 8.0:
-        return "the GPU computes wrong results"
-    return None
+        return f"the GPU cannot be used: {explain(error)}"
+    return None if right else "the GPU computes wrong results"
+
+
+def _absence(said: list[str]) -> str:
+    """Why torch sees no GPU; ``said`` are its warnings: it does not raise where the driver is too old."""
+    if not (torch.version.cuda or torch.version.hip):
+        return "this torch is built for CPUs"
+    if said:
+        return f"torch finds no GPU that it can use: {explain(RuntimeError(said[0]))}"
+    return "torch finds no GPU"
+
+
+def _launches(ones: torch.Tensor) -> bool:
+    """Whether a kernel of ours gives the right numbers: Triton needs a compiler, a cache folder and a driver that fits,
+    and what is missing is better found out before the weights are read. ``ones`` [n]"""
+    # Only where a GPU is: triton is not installed everywhere.
+    from kernels.triton.activation import silu_mul
+
+    made = silu_mul(torch.cat([ones, ones])[None])[0]
+    return bool(torch.allclose(made, torch.nn.functional.silu(ones), rtol=1e-3))
+
+
+def gpu_failure(error: Exception) -> str:
+    """``error``, raised while a model was loaded onto a GPU, as a clause."""
+    message = error.message if isinstance(error, ModelLoadError) else f"the GPU cannot be used: {explain(error)}"
+    return message.rstrip(".")
 
 
 def make_backend(choice: DeviceChoice) -> Backend:

@@ -22,7 +22,7 @@ from engine.models.errors import ModelLoadError
 from engine.models.footprint import WORKING_BYTES
 from engine.models.transformers_spec import ModelSpec
 from kernels.backend import Backend
-from kernels.spec import StepBatch
+from kernels.spec import HostStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,11 @@ class LoadedModel:
         self.move_seconds = 0.0
         """What one block takes out to the host and back in, over all layers of all models."""
 
-    def forward(self, batch: StepBatch) -> torch.Tensor:
+    def forward(self, step: HostStep) -> torch.Tensor:
         """Of every model, the model's own last: logits of it, as :meth:`kernels.backend.Backend.forward` gives them."""
         for drafting in self._backends[1:]:
-            drafting.forward(batch)
-        return self.backend.forward(batch)
+            drafting.forward(drafting.upload(step))
+        return self.backend.forward(self.backend.upload(step))
 
     def proposer(self, speculative: str) -> Proposer:
         """Who drafts: the draft model where ``speculative`` names it, else n-grams, which cost nothing unasked."""

@@ -7,15 +7,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from engine.config import EngineConfig
+from engine.failures import is_out_of_memory
 from engine.models.architecture import expected_tensors
 from engine.models.errors import ModelLoadError
 from engine.models.footprint import FLOAT32_BYTES, WORKING_BYTES, weight_bytes, working_bytes
 from engine.models.transformers_spec import ModelSpec, TransformersSpec
 from kernels.backend import Backend
-from kernels.spec import StepBatch
+from kernels.spec import HostStep
 
 CPU_POOL_BYTES = 1280 * 2**20
 """A CPU is busy with far fewer tokens than memory could hold; more would only take it from other programs."""
@@ -31,6 +33,9 @@ SMALLEST_BUDGET = 64
 """Beside 32 decodes there must be room for a chunk of a prompt, or whoever comes last gets one token a step. A step of
 fewer tokens is hardly shorter anyway: it reads all weights too."""
 LARGEST_BUDGET = 2048
+LARGEST_GPU_BUDGET = 8192
+"""A GPU's matrix units are busy with far fewer tokens: a larger step would only keep the decodes that share it waiting,
+and its activations would take the pool's memory."""
 RUNS = 2
 """Every measurement is the best of so many: the first may pay for an operator's set-up or for memory that was never
 touched, and another program may have had the cores meanwhile."""
@@ -208,24 +213,30 @@ class StepMeasurement:
 
 
 def measure_token_budget(
-    forward: Callable[[StepBatch], torch.Tensor],
-    device: torch.device,
+    forward: Callable[[HostStep], torch.Tensor],
     *,
     largest: int,
     block_size: int,
     clock: Callable[[], float],
+    most: int = LARGEST_BUDGET,
     target: float = STEP_TARGET_SECONDS,
 ) -> StepMeasurement:
-    """Tokens that one step may compute within ``target`` seconds: a multiple of 16, from 64 to 2,048.
+    """Tokens that one step may compute within ``target`` seconds: a multiple of 16, from 64 to ``most``.
 
     Times real prefills of 64, 128, 256 … tokens, at most ``largest`` (what pool and model hold), and stops at the first
-    of which twice as many would take too long.
+    of which twice as many would take too long, or for which there is no memory.
     """
-    largest = max(1, min(largest, LARGEST_BUDGET))
-    fast_size, fast_seconds = 0, 0.0
+    largest = max(1, min(largest, most))
+    fast_size, fast_seconds, out_of_memory = 0, 0.0, False
     size = min(SMALLEST_BUDGET, largest)
     while True:
-        seconds = prefill_seconds(forward, device, size, block_size, clock, enough=target / 2)
+        try:
+            seconds = prefill_seconds(forward, size, block_size, clock, enough=target / 2)
+        except Exception as error:
+            if fast_size == 0 or not is_out_of_memory(error):
+                raise
+            out_of_memory = True
+            break
         if seconds > target:
             break
         fast_size, fast_seconds = size, seconds
@@ -234,15 +245,14 @@ def measure_token_budget(
         size = min(2 * size, largest)
     if fast_size == 0:
         return StepMeasurement(SMALLEST_BUDGET, seconds / size)
-    reachable = fast_size * target / max(fast_seconds, 1e-9)
+    reachable = fast_size if out_of_memory else fast_size * target / max(fast_seconds, 1e-9)
     # Where the last size was fast and no larger one fits the pool, a step of several requests still may be larger.
-    bound = min(reachable, LARGEST_BUDGET) if size == fast_size else min(reachable, size)
+    bound = min(reachable, most) if size == fast_size else min(reachable, size)
     return StepMeasurement(max(SMALLEST_BUDGET, int(bound) // 16 * 16), fast_seconds / fast_size)
 
 
 def prefill_seconds(
-    forward: Callable[[StepBatch], torch.Tensor],
-    device: torch.device,
+    forward: Callable[[HostStep], torch.Tensor],
     num_tokens: int,
     block_size: int,
     clock: Callable[[], float],
@@ -251,10 +261,10 @@ def prefill_seconds(
 ) -> float:
     """What a step takes that computes one prompt of ``num_tokens``, on an empty context. One that takes less than
     ``enough`` is not run again."""
-    batch = warm_up_batch(num_tokens, block_size, device)
+    step = prompt_step(num_tokens, block_size)
     best = math.inf
     for _ in range(RUNS):
-        best = min(best, _timed(forward, batch, clock))
+        best = min(best, _timed(forward, step, clock))
         if best < enough:
             break
     return best
@@ -277,20 +287,18 @@ def block_move_seconds(backend: Backend, num_blocks: int, clock: Callable[[], fl
     return best / count
 
 
-def warm_up_batch(num_tokens: int, block_size: int, device: torch.device) -> StepBatch:
+def prompt_step(num_tokens: int, block_size: int) -> HostStep:
     """One prompt of ``num_tokens`` zeros in the blocks 1, 2, …, with logits of its last token."""
     blocks = -(-num_tokens // block_size)
-    positions = torch.arange(num_tokens)
-    return StepBatch(
-        token_ids=torch.zeros(num_tokens, dtype=torch.int64, device=device),
-        positions=positions.to(device),
-        slot_mapping=(positions + block_size).to(device),
-        query_start=torch.tensor([0, num_tokens], dtype=torch.int32, device=device),
-        seq_lens=torch.tensor([num_tokens], dtype=torch.int32, device=device),
-        block_tables=torch.arange(1, blocks + 1, dtype=torch.int32, device=device)[None],
-        logits_rows=torch.tensor([num_tokens - 1], device=device),
-        query_lens_list=[num_tokens],
-        seq_lens_list=[num_tokens],
+    positions = np.arange(num_tokens)
+    return HostStep(
+        token_ids=np.zeros(num_tokens, np.int64),
+        positions=positions,
+        slot_mapping=positions + block_size,
+        query_start=np.array([0, num_tokens], np.int32),
+        seq_lens=np.array([num_tokens], np.int32),
+        block_tables=np.arange(1, blocks + 1, dtype=np.int32)[None],
+        logits_rows=np.array([num_tokens - 1]),
     )
 
 
@@ -309,7 +317,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _timed(forward: Callable[[StepBatch], torch.Tensor], batch: StepBatch, clock: Callable[[], float]) -> float:
+def _timed(forward: Callable[[HostStep], torch.Tensor], step: HostStep, clock: Callable[[], float]) -> float:
     begin = clock()
-    forward(batch)[0, 0].item()  # waits for the device
+    forward(step)[0, 0].item()  # waits for the device
     return clock() - begin

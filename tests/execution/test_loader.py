@@ -371,17 +371,20 @@ def test_a_gpu_that_fails_at_warm_up_is_tried_once(folder: Path, monkeypatch: py
     def make(choice: device.DeviceChoice) -> Any:
         if choice.is_gpu:
             attempts.append("gpu")
-            raise RuntimeError("failed to find a C compiler")
+            raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
         return device.make_backend(choice)
 
     monkeypatch.setattr(loader, "choose_device", gpu)
     monkeypatch.setattr(backends, "make_backend", make)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (2**34, 2**34))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", "")
     loaded = load(folder, device="auto")
     assert attempts == ["gpu"] and loaded.info.device == "cpu"
-    assert "failed to find a C compiler" in loaded.info.backend_reason
-    with pytest.raises(RuntimeError, match="C compiler"):
-        load(folder, device="cuda")
+    sentence = "the GPU cannot be used: no C compiler was found"
+    assert sentence in loaded.info.backend_reason and "install gcc, or set CC" in loaded.info.backend_reason
+    error = refusal(folder, device="cuda")
+    assert error.kind == "unsupported" and sentence in error.message and "--device cpu" in error.message
 
 
 def test_a_cpu_takes_int8_unless_it_is_told_otherwise() -> None:

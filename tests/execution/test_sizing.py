@@ -25,7 +25,7 @@ from engine.models.errors import ModelLoadError
 from engine.scheduling.costs import PreemptionCosts
 from kernels.backend import Backend
 from kernels.cpu.backend import CpuBackend
-from kernels.spec import DecoderSpec, StepBatch
+from kernels.spec import DecoderSpec, HostStep
 
 GIB = 2**30
 
@@ -105,17 +105,14 @@ class Machine:
         self.now = 0.0
         self.sizes: list[int] = []
 
-    def forward(self, batch: StepBatch) -> torch.Tensor:
-        first = batch.num_tokens not in self.sizes
-        self.sizes.append(batch.num_tokens)
-        self.now += self.fixed + batch.num_tokens / self.rate + (0.5 if first else 0.0)
+    def forward(self, step: HostStep) -> torch.Tensor:
+        first = len(step.token_ids) not in self.sizes
+        self.sizes.append(len(step.token_ids))
+        self.now += self.fixed + len(step.token_ids) / self.rate + (0.5 if first else 0.0)
         return torch.zeros(1, 4)
 
     def measure(self, largest: int = 100_000) -> StepMeasurement:
-        device = torch.device("cpu")
-        return measure_token_budget(
-            self.forward, device, largest=largest, block_size=16, clock=lambda: self.now, target=0.12
-        )
+        return measure_token_budget(self.forward, largest=largest, block_size=16, clock=lambda: self.now, target=0.12)
 
     def budget(self, largest: int = 100_000) -> int:
         return self.measure(largest).token_budget

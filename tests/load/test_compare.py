@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -132,13 +133,13 @@ def test_answers_are_equal_near_ties_or_different() -> None:
 
 
 def test_the_gap_is_that_of_the_two_highest_logits(loaded: LoadedEngine) -> None:
-    from engine.execution.sizing import warm_up_batch
+    from engine.execution.sizing import prompt_step
 
     prefixes = [[5, 9, 17, 33] * 6, [40, 41, 42], [5, 9]]
     gaps = top_two_gaps(loaded, prefixes)
     for prefix, gap in zip(prefixes, gaps, strict=True):
-        batch = warm_up_batch(len(prefix), 16, torch.device("cpu"))
-        logits = loaded.model.backend.forward(dataclasses.replace(batch, token_ids=torch.tensor(prefix)))[0]
+        step = prompt_step(len(prefix), 16)
+        logits = loaded.model.forward(dataclasses.replace(step, token_ids=np.array(prefix)))[0]
         first, second = torch.topk(logits, 2).values.tolist()
         assert gap == pytest.approx(first - second, abs=2e-5) and gap > 0
 

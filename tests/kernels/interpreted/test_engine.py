@@ -13,7 +13,7 @@ from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.events import Preempted
 from engine.execution.runner import ModelRunner, host_step
-from engine.execution.sizing import warm_up_batch
+from engine.execution.sizing import prompt_step
 from engine.models.architecture import expected_tensors
 from engine.request import SamplingParams
 from kernels.backend import Backend
@@ -146,7 +146,7 @@ def test_a_step_without_logits_still_writes_keys_and_values() -> None:
 
 def test_a_step_wants_a_model_and_memory() -> None:
     spec, backend = SPECS["group 5, q/k norm, scaled rotary"], TritonBackend("cpu")
-    batch = warm_up_batch(1, BLOCK_SIZE, backend.device)
+    batch = backend.upload(prompt_step(1, BLOCK_SIZE))
     with pytest.raises(RuntimeError, match="load a model"):
         backend.forward(batch)
     backend.load(spec, _weights(spec))
