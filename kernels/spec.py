@@ -38,8 +38,8 @@ class DecoderSpec:
     max_position: int
     """Longest context the checkpoint was made for, in tokens."""
     dtype: torch.dtype
-    """Type of the activations, of keys and values and, unless ``weight_dtype`` says otherwise, of the weights; softmax,
-    norms and sampling are float32 in any case."""
+    """Type of the activations and, unless ``weight_dtype`` or ``kv_dtype`` says otherwise, of the weights and of keys
+    and values; softmax, norms and sampling are float32 in any case."""
     inv_freq: torch.Tensor
     """float32 [rotary_dim / 2]: rotary frequencies, the checkpoint's scaling already applied. ``rotary_dim`` may be
     smaller than ``head_dim`` (partial rotary): the dimensions behind it pass through. Pairs are
@@ -61,6 +61,10 @@ class DecoderSpec:
     """Type in which the matrices are kept; None: ``dtype``. torch.int8: each output channel of a matrix, and each token
     that is multiplied with it, is quantised symmetrically, w ≈ scale · q with integers q in -127 … 127 and
     scale = max |w| / 127. Only the CPU backend takes another type than ``dtype``."""
+    kv_dtype: torch.dtype | None = None
+    """Type in which keys and values are kept; None: ``dtype``. torch.float8_e4m3fn or torch.float8_e4m3fnuz, whichever
+    the GPU has: rounded to it without a scale, what is beyond its largest number to that. Only the Triton backend takes
+    another type than ``dtype``."""
 
     @property
     def rotary_dim(self) -> int:
@@ -78,7 +82,7 @@ class DecoderSpec:
 
     def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values that one token occupies over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * (self.kv_dtype or self.dtype).itemsize
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,9 @@
 """Copies of whole KV blocks, all layers and keys and values in one launch: within the pool, or between the pool and
-page-locked host memory, which a GPU reads and writes itself."""
+page-locked host memory, which a GPU reads and writes itself.
+
+A block is copied as words of 64 bits, whatever its numbers are: two of them are the 16 bytes that a thread loads at
+once, and one compiled kernel serves every type. Only a block that is no whole number of words is copied byte by byte.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,19 @@ import torch
 import triton
 import triton.language as tl
 
-BLOCK = 2048
+BLOCK = 1024
+"""Words of a program: four loads of 16 bytes for each thread."""
 NUM_WARPS = 4
 
 
-def copy_constants(block_elements: int) -> dict[str, int]:
-    """The kernel's compile-time values; a block has ``block_elements`` elements in each plane."""
-    return {"ELEMENTS": block_elements, "BLOCK": min(BLOCK, triton.next_power_of_2(block_elements))}
+def word_type(block_bytes: int) -> torch.dtype:
+    """What a block of so many bytes in each plane is copied as."""
+    return torch.uint8 if block_bytes % torch.int64.itemsize else torch.int64
+
+
+def copy_constants(block_words: int) -> dict[str, int]:
+    """The kernel's compile-time values; a block has ``block_words`` words in each plane."""
+    return {"WORDS": block_words, "BLOCK": min(BLOCK, triton.next_power_of_2(block_words))}
 
 
 @triton.jit(do_not_specialize=["source_blocks", "destination_blocks"], do_not_specialize_on_alignment=["pairs_ptr"])
@@ -25,7 +35,7 @@ def copy_blocks_kernel(
     pairs_ptr: tl.tensor,
     source_blocks: tl.tensor,
     destination_blocks: tl.tensor,
-    ELEMENTS: tl.constexpr,
+    WORDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     pair = tl.program_id(0)
@@ -33,9 +43,9 @@ def copy_blocks_kernel(
     source = plane * source_blocks + tl.load(pairs_ptr + 2 * pair)
     destination = plane * destination_blocks + tl.load(pairs_ptr + 2 * pair + 1)
     offsets = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < ELEMENTS
-    values = tl.load(source_ptr + source * ELEMENTS + offsets, mask=mask)
-    tl.store(destination_ptr + destination * ELEMENTS + offsets, values, mask=mask)
+    mask = offsets < WORDS
+    values = tl.load(source_ptr + source * WORDS + offsets, mask=mask)
+    tl.store(destination_ptr + destination * WORDS + offsets, values, mask=mask)
 
 
 def independent_waves(pairs: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
@@ -64,12 +74,14 @@ def move_blocks(
 ) -> None:
     """Copy blocks of ``source`` to blocks of ``destination``, all at once: no copy may depend on another. Both are
     [planes, blocks, elements], contiguous, of one type and in memory that ``device`` reaches."""
-    planes, source_blocks, elements = source.shape
-    constants = copy_constants(elements)
+    word = word_type(source.shape[2] * source.itemsize)
+    source, destination = source.view(word), destination.view(word)
+    planes, source_blocks, words = source.shape
+    constants = copy_constants(words)
     # From page-locked memory the table travels in the order of the stream, and nobody waits for what is on it.
     pinned = device.type == "cuda"
     table = torch.tensor(pairs, dtype=torch.int64, pin_memory=pinned).to(device, non_blocking=pinned)
-    grid = (len(pairs), planes, triton.cdiv(elements, constants["BLOCK"]))
+    grid = (len(pairs), planes, triton.cdiv(words, constants["BLOCK"]))
     copy_blocks_kernel[grid](
         source, destination, table, source_blocks, destination.shape[1], **constants, num_warps=NUM_WARPS
     )

@@ -115,15 +115,20 @@ def test_steps_of_any_shape_share_the_two_attention_kernels(monkeypatch: pytest.
     assert _is_shipped(launches.seen[0], "paged_attention", "bf16 decode d64 g3 16x32")
 
 
-def test_steps_of_any_shape_share_the_kv_write(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kv_dtype", "name"), [(torch.bfloat16, ""), (torch.float8_e4m3fn, " e4m3fn cache")], ids=["bf16", "fp8"]
+)
+def test_steps_of_any_shape_share_the_kv_write(
+    monkeypatch: pytest.MonkeyPatch, kv_dtype: torch.dtype, name: str
+) -> None:
     launches = _launches(monkeypatch, kv_write, "kv_write_kernel")
-    cache = torch.zeros(1, 3, 16, 64, dtype=torch.bfloat16)
-    for tokens in (1, 16, 33):
+    cache = torch.zeros(1, 3, 16, 64, dtype=kv_dtype)
+    for tokens, max_position in ((1, 1), (2, 2), (16, 4096), (33, 131_072)):
         qkv = torch.zeros(tokens, 15 * 64, dtype=torch.bfloat16)
-        angles = torch.zeros(tokens, 32)
-        kv_write.kv_write(qkv, cache, cache, _shifted(torch.zeros(tokens).long()), angles, angles, num_heads=9)
-    assert len(launches.seen) == 3 and all(seen == launches.seen[0] for seen in launches.seen)
-    assert _is_shipped(launches.seen[0], "kv_write", "bf16 9/3 heads d64 rotary 64")
+        row = _shifted(torch.zeros(tokens).long())
+        kv_write.kv_write(qkv, cache, cache, row, row, torch.zeros(1, 64).expand(max_position, 64), num_heads=9)
+    assert len(launches.seen) == 4 and all(seen == launches.seen[0] for seen in launches.seen)
+    assert _is_shipped(launches.seen[0], "kv_write", f"bf16 9/3 heads d64 rotary 64{name}")
 
 
 def test_steps_of_any_shape_share_the_row_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,10 +147,13 @@ def test_steps_of_any_shape_share_the_row_kernels(monkeypatch: pytest.MonkeyPatc
         assert _is_shipped(launches.seen[0], kernel, config)
 
 
-def test_copies_of_any_number_share_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("dtype", "elements"), [(torch.float32, 1536), (torch.float8_e4m3fn, 6144)])
+def test_copies_of_any_number_and_type_share_a_kernel(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, elements: int
+) -> None:
     launches = _launches(monkeypatch, block_copy, "copy_blocks_kernel")
     for count in (1, 16, 17):
-        kv = torch.zeros(2, 40, 1280)
+        kv = torch.zeros(2, 40, elements, dtype=dtype)
         block_copy.copy_blocks(kv, [(1, 2 + i) for i in range(count)])
     assert len(launches.seen) == 3 and all(seen == launches.seen[0] for seen in launches.seen)
-    assert _is_shipped(launches.seen[0], "copy_blocks", "fp32 1280 elements")
+    assert _is_shipped(launches.seen[0], "copy_blocks", "768 words of 64 bits")

@@ -8,7 +8,7 @@ import torch
 
 from kernels.triton.activation import silu_mul
 from kernels.triton.block_copy import copy_blocks
-from kernels.triton.kv_write import kv_write
+from kernels.triton.kv_write import kv_write, rotary_table
 from kernels.triton.norms import rms_norm
 from kernels.triton.reference import (
     copy_blocks_reference,
@@ -18,10 +18,14 @@ from kernels.triton.reference import (
 )
 from kernels.triton.verification.base import EPS, largest_error
 
+MAX_POSITION = 1000
+"""Rows of the rotary table."""
+
 
 def kv_write_error(
     *,
     dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype | None = None,
     head_dim: int = 64,
     rotary_dim: int | None = None,
     num_heads: int = 9,
@@ -31,25 +35,34 @@ def kv_write_error(
     qk_norm: bool = False,
     device: str = "cpu",
 ) -> float:
-    """Queries, keys and values after :func:`kv_write`; slots that no token was given must stay as they were."""
+    """Queries, keys and values after :func:`kv_write`; slots that no token was given must stay as they were.
+
+    ``kv_dtype``: of the cache, None for ``dtype``; of 8 bits, each row has a value that is too large for it.
+    """
     random = torch.Generator().manual_seed(head_dim * 131 + num_heads)
     rotary_dim = head_dim if rotary_dim is None else rotary_dim
     qkv = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim, generator=random).to(dtype)
-    angles = torch.rand(num_tokens, max(rotary_dim, 2) // 2, generator=random) * 6.3
-    cos, sin = angles.cos(), angles.sin()
+    largest = math.inf if kv_dtype is None else torch.finfo(kv_dtype).max
+    if kv_dtype is not None:
+        qkv[:, -1] = -2 * largest
+    inv_freq = torch.rand(max(rotary_dim, 2) // 2, generator=random)
+    positions = torch.randint(0, MAX_POSITION, (num_tokens,), generator=random)
+    positions[0] = MAX_POSITION - 1
+    angles = positions[:, None].float() * inv_freq
     num_blocks = 2 + -(-num_tokens // block_size)
     slots = torch.randperm((num_blocks - 1) * block_size, generator=random)[:num_tokens] + block_size
     norms = [(torch.rand(head_dim, generator=random) + 0.5).to(dtype) if qk_norm else None for _ in range(2)]
-    caches = [torch.full((num_blocks, num_kv_heads, block_size, head_dim), 7.0, dtype=dtype) for _ in range(2)]
+    shape = (num_blocks, num_kv_heads, block_size, head_dim)
+    caches = [torch.full(shape, 7.0).to(kv_dtype or dtype) for _ in range(2)]
 
     heads = qkv.view(num_tokens, -1, head_dim)
     parts = [heads[:, :num_heads], heads[:, num_heads:-num_kv_heads], heads[:, -num_kv_heads:].float()]
     for i, weight in enumerate(norms):
         parts[i] = parts[i].float() if weight is None else rms_norm_reference(parts[i], weight, EPS)
-        parts[i] = rotary_reference(parts[i], cos, sin) if rotary_dim else parts[i]
+        parts[i] = rotary_reference(parts[i], angles.cos(), angles.sin()) if rotary_dim else parts[i]
     expected = [cache.float() for cache in caches]
     for cache, part in zip(expected, parts[1:], strict=True):
-        cache[slots // block_size, :, slots % block_size] = part
+        cache[slots // block_size, :, slots % block_size] = part.clamp(-largest, largest)
 
     on_device = [cache.to(device) for cache in caches]
     out = torch.full((num_tokens, num_heads, head_dim), math.nan, dtype=dtype, device=device)
@@ -58,8 +71,8 @@ def kv_write_error(
         on_device[0],
         on_device[1],
         slots.to(device),
-        cos.to(device),
-        sin.to(device),
+        positions.to(device),
+        rotary_table(inv_freq, MAX_POSITION, 1.0, torch.device(device)),
         num_heads=num_heads,
         use_rope=rotary_dim > 0,
         q_norm=None if norms[0] is None else norms[0].to(device),
@@ -122,10 +135,10 @@ def copy_error(
     pairs: list[tuple[int, int]],
     device: str = "cpu",
 ) -> float:
-    """Copies must be exact: any difference at all is an infinite error."""
+    """Copies must be exact, whatever the bytes stand for: any difference at all is an infinite error."""
     random = torch.Generator().manual_seed(elements)
-    kv = torch.randn(planes, num_blocks, elements, generator=random).to(dtype)
-    expected = copy_blocks_reference(kv, pairs)
-    result = kv.clone().to(device)
-    copy_blocks(result, pairs)
+    noise = torch.randint(0, 256, (planes, num_blocks, elements * dtype.itemsize), dtype=torch.uint8, generator=random)
+    expected = copy_blocks_reference(noise, pairs)
+    result = noise.clone().to(device)
+    copy_blocks(result.view(dtype), pairs)
     return 0.0 if torch.equal(result.cpu(), expected) else math.inf
