@@ -130,7 +130,7 @@ def _device(findings: Findings) -> None:
             "device": str(choice.device),
             "backend": "triton" if choice.is_gpu else "cpu",
             "dtype": dtype_name(choice.weight_dtype or choice.dtype),
-            "kv_dtype": dtype_name(choice.dtype),
+            "kv_dtype": dtype_name(choice.kv_dtype or choice.dtype),
             "backend_reason": choice.reason,
         }
         _gpu_needs(findings, choice.is_gpu)

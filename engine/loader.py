@@ -44,6 +44,7 @@ from engine.execution.sizing import (
     MemoryPlan,
     dtype_name,
     format_bytes,
+    kv_type_name,
     plan_memory,
     prompt_step,
     type_name,
@@ -277,11 +278,11 @@ def _prepare(source: _Source, choice: DeviceChoice, progress: Progress) -> _Read
     config, checkpoint = source.config, source.checkpoint
     available = torch.cuda.mem_get_info(choice.device)[0] if choice.is_gpu else available_memory()
     own = _choice_for(checkpoint, config, choice, available)
-    spec = checkpoint.spec(own.dtype, own.weight_dtype)
+    spec = checkpoint.spec(own.dtype, own.weight_dtype, own.kv_dtype)
     drafting = None if source.draft is None else _choice_for(source.draft, config, choice, available)
     draft_spec = None
     if source.draft is not None and drafting is not None:
-        draft_spec = source.draft.spec(drafting.dtype, drafting.weight_dtype)
+        draft_spec = source.draft.spec(drafting.dtype, drafting.weight_dtype, drafting.kv_dtype)
     max_model_len = _max_model_len(config, spec)
     block_size = config.cache.block_size
     memory = plan_memory(
@@ -347,7 +348,7 @@ def _cache_key(checkpoint: Checkpoint, spec: ModelSpec) -> bytes:
     if isinstance(spec, TransformersSpec):
         digest.update(spec.fingerprint())
         return digest.digest()
-    types = f"{dtype_name(spec.dtype)}|{type_name(spec)}"
+    types = f"{dtype_name(spec.dtype)}|{type_name(spec)}|{kv_type_name(spec)}"
     digest.update(f"|{spec.architecture}|{types}|{spec.rope_attention_scaling}|".encode())
     digest.update(spec.inv_freq.numpy().tobytes())
     digest.update(repr((spec.rope_layers, spec.sliding_window)).encode())
@@ -369,7 +370,7 @@ def _model_info(
         parameters=checkpoint.parameters,
         weights_sha256=checkpoint.sha256,
         dtype=type_name(ready.model.spec),
-        kv_dtype=dtype_name(ready.model.spec.dtype),
+        kv_dtype=kv_type_name(ready.model.spec),
         device=str(ready.choice.device),
         backend=ready.model.backend.name,
         backend_reason=ready.choice.reason,

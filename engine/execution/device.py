@@ -14,6 +14,9 @@ from engine.models.errors import ModelLoadError
 from engine.models.transformers_spec import TransformersSpec
 from kernels.backend import Backend
 
+FP8_CAPABILITY = (8, 9)
+"""NVIDIA's first compute capability that converts from 8-bit numbers."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
@@ -25,6 +28,8 @@ class DeviceChoice:
     """Type in which the matrices are kept; None: ``dtype``."""
     device_reason: str = ""
     """The part of ``reason`` that is about the device; empty: all of it."""
+    kv_dtype: torch.dtype | None = None
+    """Type in which keys and values are kept; None: ``dtype``."""
 
     @property
     def is_gpu(self) -> bool:
@@ -32,12 +37,14 @@ class DeviceChoice:
 
 
 def choose_device(config: EngineConfig) -> DeviceChoice:
-    """Raises :class:`ModelLoadError` where a GPU was asked for and none works, or a type the device should not use."""
+    """Raises :class:`ModelLoadError` where a GPU was asked for and none works, or a type the device should not use or
+    does not have."""
     if config.device == "cpu":
         return cpu_choice(config, "device is cpu")
     problem = gpu_problem()
     if problem is None:
-        return _gpu_choice(config)
+        choice = _gpu_choice(config)
+        return dataclasses.replace(choice, kv_dtype=_kv_type(config, choice.device))
     if config.device == "cuda":
         raise ModelLoadError(f"device is cuda, but {problem}. Use --device cpu, or auto.", "unsupported")
     return cpu_choice(config, problem)
@@ -45,6 +52,11 @@ def choose_device(config: EngineConfig) -> DeviceChoice:
 
 def cpu_choice(config: EngineConfig, why: str) -> DeviceChoice:
     """The CPU, because of ``why`` (the first half of a sentence)."""
+    if config.kv_dtype == "fp8":
+        raise ModelLoadError(
+            f"kv_dtype is fp8, but {why}, and a CPU does not keep keys and values in 8 bits; use --kv-dtype auto.",
+            "unsupported",
+        )
     if config.dtype == "float16":
         raise ModelLoadError(
             "dtype is float16, but on a CPU it is slower than float32 and overflows; use --dtype float32 or bfloat16.",
@@ -62,9 +74,16 @@ def cpu_choice(config: EngineConfig, why: str) -> DeviceChoice:
 
 def library_choice(choice: DeviceChoice, config: EngineConfig, spec: TransformersSpec, free_bytes: int) -> DeviceChoice:
     """``choice`` for a model that the Transformers library computes, which has no int8: on a CPU float32 where its
-    weights take at most half of ``free_bytes``, else bfloat16. Raises :class:`ModelLoadError` where int8 was asked for.
+    weights take at most half of ``free_bytes``, else bfloat16. Raises :class:`ModelLoadError` where int8 was asked for,
+    or fp8 for keys and values.
     """
     whose = f"{spec.architecture} runs through {spec.library}"
+    if config.kv_dtype == "fp8":
+        raise ModelLoadError(
+            f"kv_dtype is fp8, but {whose}, whose keys and values are kept in the type it computes in; use "
+            "--kv-dtype auto.",
+            "unsupported",
+        )
     if config.dtype == "int8":
         raise ModelLoadError(
             f"dtype is int8, but {whose}, which does not compute in int8; use --dtype auto, bfloat16 or float32.",
@@ -153,3 +172,22 @@ def _gpu_choice(config: EngineConfig) -> DeviceChoice:
     return DeviceChoice(
         device, dtype, f"{name} works; it {'computes' if native else 'does not compute'} bfloat16 natively"
     )
+
+
+def _kv_type(config: EngineConfig, device: torch.device) -> torch.dtype | None:
+    """What a GPU keeps keys and values in; None: the type of the activations. Raises :class:`ModelLoadError` where it
+    does not have the type that was asked for."""
+    if config.kv_dtype == "auto":
+        return None
+    name = torch.cuda.get_device_name(device)
+    if torch.version.hip:
+        architecture = torch.cuda.get_device_properties(device).gcnArchName.split(":")[0]
+        if architecture == "gfx942":
+            return torch.float8_e4m3fnuz
+        has = f"{name} is {architecture}, and on AMD's GPUs 8 bits are for gfx942 (MI300) alone"
+    else:
+        major, minor = torch.cuda.get_device_capability(device)
+        if (major, minor) >= FP8_CAPABILITY:
+            return torch.float8_e4m3fn
+        has = f"{name} has compute capability {major}.{minor}, and numbers of 8 bits begin with 8.9"
+    raise ModelLoadError(f"kv_dtype is fp8, but {has}; use --kv-dtype auto.", "unsupported")

@@ -313,6 +313,11 @@ def type_name(spec: ModelSpec) -> str:
     return dtype_name(spec.weight_dtype or spec.dtype)
 
 
+def kv_type_name(spec: ModelSpec) -> str:
+    """The type in which keys and values are kept."""
+    return dtype_name(spec.kv_dtype or spec.dtype)
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 

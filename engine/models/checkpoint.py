@@ -119,15 +119,19 @@ class Checkpoint:
         tensors = _MappedTensors({name: (self._shard_of[name], name) for name in (_HEAD, _EMBEDDING)})
         return not torch.equal(tensors[_HEAD], tensors[_EMBEDDING])
 
-    def spec(self, dtype: torch.dtype, weight_dtype: torch.dtype | None = None) -> ModelSpec:
-        """The model to be computed in ``dtype``, its matrices kept in ``weight_dtype`` (None: the same); a native
-        decoder's head is tied only where config and file agree on it, as in Transformers. Raises ValueError for another
-        ``weight_dtype`` of a model that is not native."""
+    def spec(
+        self, dtype: torch.dtype, weight_dtype: torch.dtype | None = None, kv_dtype: torch.dtype | None = None
+    ) -> ModelSpec:
+        """The model to be computed in ``dtype``, its matrices kept in ``weight_dtype``, keys and values in ``kv_dtype``
+        (None: the same); a native decoder's head is tied only where config and file agree on it, as in Transformers.
+        Raises ValueError for another ``weight_dtype`` or ``kv_dtype`` of a model that is not native."""
         if not self.is_native:
-            if weight_dtype not in (None, dtype):
-                raise ValueError(f"the Transformers library keeps weights in {dtype}, not in {weight_dtype}")
+            for kept in (weight_dtype, kv_dtype):
+                if kept not in (None, dtype):
+                    raise ValueError(f"the Transformers library keeps everything in {dtype}, nothing in {kept}")
             return dataclasses.replace(self._library_spec, dtype=dtype)
-        return self._native_spec(dtype, weight_dtype)
+        spec = self._native_spec(dtype)
+        return dataclasses.replace(spec, weight_dtype=weight_dtype, kv_dtype=kv_dtype)
 
     @functools.cached_property
     def _library_spec(self) -> TransformersSpec:
@@ -136,10 +140,9 @@ class Checkpoint:
 
         return inspect_model(self.config, torch.float32)
 
-    def _native_spec(self, dtype: torch.dtype, weight_dtype: torch.dtype | None) -> DecoderSpec:
+    def _native_spec(self, dtype: torch.dtype) -> DecoderSpec:
         spec = spec_from_config(self.config, dtype)
-        tied = spec.tie_embeddings and not self._head_is_own
-        return dataclasses.replace(spec, tie_embeddings=tied, weight_dtype=weight_dtype)
+        return dataclasses.replace(spec, tie_embeddings=spec.tie_embeddings and not self._head_is_own)
 
     def tensors(self, spec: ModelSpec) -> Mapping[str, torch.Tensor]:
         """The weights that ``spec`` needs, by name; each is mapped from its file when asked for, in its stored type.
@@ -210,7 +213,7 @@ class Checkpoint:
         """Weights of the model, a tied head counted once."""
         if not self.is_native:
             return self._library_spec.parameters
-        return sum(math.prod(shape) for shape in expected_tensors(self._native_spec(torch.float32, None)).values())
+        return sum(math.prod(shape) for shape in expected_tensors(self._native_spec(torch.float32)).values())
 
     @property
     def stored_bytes(self) -> int:

@@ -58,6 +58,11 @@ class TransformersSpec:
         """All weights are kept in ``dtype``."""
         return None
 
+    @property
+    def kv_dtype(self) -> None:
+        """Keys and values are kept in ``dtype``."""
+        return None
+
     def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values that one token occupies over all layers."""
         return sum(layer.values_per_token for layer in self.layers) * self.dtype.itemsize

@@ -51,6 +51,8 @@ class CpuBackend:
         return self._weights
 
     def load(self, spec: DecoderSpec, weights: Mapping[str, torch.Tensor]) -> None:
+        if spec.kv_dtype not in (None, spec.dtype):
+            raise ValueError(f"the CPU backend keeps keys and values in {spec.dtype}, not in {spec.kv_dtype}")
         with torch.inference_mode():
             self._weights = pack_decoder(spec, weights)
         self._spec = spec
