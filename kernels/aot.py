@@ -237,7 +237,7 @@ def compile_configuration(configuration: Configuration, target: Target) -> Resou
     compiled = triton.compile(
         ASTSource(configuration.function, signature, configuration.constants, attributes),
         target=GPUTarget(target.backend, target.arch, target.warp_size),
-        options={"num_warps": configuration.num_warps, "num_stages": configuration.num_stages},
+        options=options_of(configuration),
     )
     if target.backend == "hip":
         registers, spills = _amd_registers(compiled.asm["amdgcn"])
@@ -256,6 +256,14 @@ def signature_of(configuration: Configuration) -> tuple[dict[str, str], dict[tup
         if kind.startswith("*") and not parameter.do_not_specialize_on_alignment:
             attributes[(position,)] = [["tt.divisibility", 16]]
     return signature, attributes
+
+
+def options_of(configuration: Configuration) -> dict[str, int]:
+    """What a launch tells the compiler."""
+    options = {"num_warps": configuration.num_warps}
+    if configuration.num_stages is not None:
+        options["num_stages"] = configuration.num_stages
+    return options
 
 
 def _nvidia_registers(cubin: bytes, cuobjdump: str) -> tuple[int, int]:

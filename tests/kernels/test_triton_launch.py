@@ -28,6 +28,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 Specialisation = list[tuple[str, Any]]
+"""Of each parameter its type and what else it is compiled for; then the compiler's options."""
 
 
 class _Launches:
@@ -42,10 +43,17 @@ class _Launches:
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         assert all(isinstance(size, int) and size > 0 for size in grid)
 
-        def launch(*arguments: Any, **options: Any) -> None:
-            self.seen.append(self._bind(*arguments, **options)[1])
+        def launch(*arguments: Any, **keywords: Any) -> None:
+            _, specialisation, options = self._bind(*arguments, **keywords)
+            found = [(kind, extra or None) for kind, extra in specialisation]
+            self.seen.append([*found, ("options", options)])
 
         return launch
+
+    def the_one(self, count: int) -> Specialisation:
+        """What all of ``count`` launches were specialised on."""
+        assert len(self.seen) == count and all(seen == self.seen[0] for seen in self.seen)
+        return self.seen[0]
 
 
 def _launches(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> _Launches:
@@ -55,10 +63,10 @@ def _launches(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) ->
 
 
 def _is_shipped(seen: Specialisation, kernel: str, config: str) -> bool:
-    """Whether ``kernels`` compiles exactly this: types, alignments, constants."""
+    """Whether ``kernels`` compiles exactly this: types, alignments, constants, options."""
     found = [c for c in shipped_configurations() if (c.kernel, c.config) == (kernel, config)]
     assert len(found) == 1, config
-    return _described(found[0]) == [(kind, extra or None) for kind, extra in seen]
+    return _described(found[0]) == seen
 
 
 def _described(configuration: Configuration) -> Specialisation:
@@ -66,10 +74,10 @@ def _described(configuration: Configuration) -> Specialisation:
     entries: Specialisation = []
     for position, (name, kind) in enumerate(signature.items()):
         if kind == "constexpr":
-            entries.append((kind, configuration.constants[name]))
+            entries.append((kind, configuration.constants[name] or None))
         else:
             entries.append((kind, "D" if (position,) in attributes else None))
-    return [(kind, extra or None) for kind, extra in entries]
+    return [*entries, ("options", aot.options_of(configuration))]
 
 
 def _step(query_lens: list[int], seq_lens: list[int]) -> StepBatch:
@@ -127,8 +135,7 @@ def test_steps_of_any_shape_share_the_kv_write(
         qkv = torch.zeros(tokens, 15 * 64, dtype=torch.bfloat16)
         row = _shifted(torch.zeros(tokens).long())
         kv_write.kv_write(qkv, cache, cache, row, row, torch.zeros(1, 64).expand(max_position, 64), num_heads=9)
-    assert len(launches.seen) == 4 and all(seen == launches.seen[0] for seen in launches.seen)
-    assert _is_shipped(launches.seen[0], "kv_write", f"bf16 9/3 heads d64 rotary 64{name}")
+    assert _is_shipped(launches.the_one(4), "kv_write", f"bf16 9/3 heads d64 rotary 64{name}")
 
 
 def test_steps_of_any_shape_share_the_row_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,8 +150,7 @@ def test_steps_of_any_shape_share_the_row_kernels(monkeypatch: pytest.MonkeyPatc
         (norm, "rms_norm", "bf16 577 wide + residual"),
         (activated, "silu_mul", "bf16 1537 wide"),
     ):
-        assert len(launches.seen) == 3 and all(seen == launches.seen[0] for seen in launches.seen)
-        assert _is_shipped(launches.seen[0], kernel, config)
+        assert _is_shipped(launches.the_one(3), kernel, config)
 
 
 @pytest.mark.parametrize(("dtype", "elements"), [(torch.float32, 1536), (torch.float8_e4m3fn, 6144)])
@@ -155,5 +161,4 @@ def test_copies_of_any_number_and_type_share_a_kernel(
     for count in (1, 16, 17):
         kv = torch.zeros(2, 40, elements, dtype=dtype)
         block_copy.copy_blocks(kv, [(1, 2 + i) for i in range(count)])
-    assert len(launches.seen) == 3 and all(seen == launches.seen[0] for seen in launches.seen)
-    assert _is_shipped(launches.seen[0], "copy_blocks", "768 words of 64 bits")
+    assert _is_shipped(launches.the_one(3), "copy_blocks", "768 words of 64 bits")

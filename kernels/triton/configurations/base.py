@@ -42,7 +42,8 @@ class Configuration:
     """Triton's type of each run-time argument, e.g. ``*bf16`` or ``i32``."""
     constants: dict[str, Any]
     num_warps: int
-    num_stages: int
+    num_stages: int | None
+    """None: the launch names none."""
     error: Callable[[], float]
     """Largest error against the reference at an odd shape; needs the interpreter."""
     tolerance: float
