@@ -55,10 +55,16 @@ TILES: dict[tuple[int, int], MatmulTile] = {
     (16, 4): MatmulTile(rows=16, outputs=32, depth=64, num_warps=4, num_stages=3),
     (ANY_ROWS, 4): MatmulTile(rows=64, outputs=64, depth=32, num_warps=8, num_stages=2),
 }
+ALIGNMENT = 16
+ODD_TILE = MatmulTile(rows=32, outputs=32, depth=32, num_warps=4, num_stages=2)
+"""Of a K that is no multiple of ``ALIGNMENT``: rows then begin anywhere and are read number by number, which takes many
+registers. No model of use has such widths."""
 
 
-def matmul_tile(rows: int, dtype: torch.dtype) -> MatmulTile:
-    """The shipped tile for ``x`` of so many rows of this type."""
+def matmul_tile(rows: int, inputs: int, dtype: torch.dtype) -> MatmulTile:
+    """The shipped tile for ``x`` [rows, inputs] of this type."""
+    if inputs % ALIGNMENT:
+        return ODD_TILE
     return next(tile for (most, size), tile in TILES.items() if rows <= most and size == dtype.itemsize)
 
 
@@ -186,7 +192,7 @@ def int8_matmul(
         out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
     if rows == 0:
         return out
-    tile = matmul_tile(rows, x.dtype)
+    tile = matmul_tile(rows, inputs, x.dtype)
     grid = matmul_grid(tile, rows, outputs, inputs)
     partials = torch.empty((grid.cuts if grid.cuts > 1 else 0, rows, outputs), dtype=torch.float32, device=x.device)
     int8_matmul_kernel[(grid.tiles, grid.cuts)](
