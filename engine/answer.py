@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.request import FinishReason, Request
+from engine.scheduling.plan import SchedulerOutput
+from engine.scheduling.results import StepUpdate
 
 if TYPE_CHECKING:
     from engine.text.codec import TextCodec
@@ -71,3 +74,58 @@ class AnswerText:
 
     def _shown(self, text: str) -> str:
         return text if self._stream_text else ""
+
+
+class Answers:
+    """The texts of all answers that are being written. ``codec`` None: nobody reads, there are only tokens."""
+
+    def __init__(self, codec: TextCodec | None) -> None:
+        self._codec = codec
+        self._texts: dict[int, AnswerText] = {}
+        """By request id."""
+
+    @property
+    def request_ids(self) -> Collection[int]:
+        return self._texts.keys()
+
+    def begin(self, request: Request, stream_text: bool) -> None:
+        if self._codec is not None and (stream_text or request.params.stop):
+            self._texts[request.request_id] = AnswerText(self._codec, request, stream_text)
+
+    def flush(self, request: Request) -> str:
+        """What was held back of an answer that is broken off."""
+        answer = self._texts.get(request.request_id)
+        return "" if answer is None else answer.flush()
+
+    def forget(self, request: Request) -> None:
+        self._texts.pop(request.request_id, None)
+
+    def read(
+        self,
+        plan: SchedulerOutput,
+        update: StepUpdate,
+        errors: dict[int, str],
+        drop_output: Callable[[Request, int], None],
+    ) -> dict[int, str]:
+        """Certain text by row. A stop string ends its request here, and so does text that cannot be made, with an
+        error; ``drop_output`` takes back tokens behind such an end."""
+        texts: dict[int, str] = {}
+        if not self._texts:
+            return texts
+        for row, request in enumerate(plan.requests):
+            tokens, answer = update.new_tokens[row], self._texts.get(request.request_id)
+            ended = update.ended.get(row)
+            if answer is None or not (tokens or ended):
+                continue
+            try:
+                step = answer.push(tokens, ended)
+            except Exception as error:  # one answer's text must not end its neighbours
+                errors[row] = f"The answer could not be turned into text: {error}"
+                update.ended[row] = FinishReason.ERROR
+                continue
+            texts[row] = step.text
+            if step.stopped and ended is not FinishReason.ERROR:
+                update.ended[row] = FinishReason.STOP
+                update.new_tokens[row] = tokens[: step.num_tokens]
+                drop_output(request, len(tokens) - step.num_tokens)
+        return texts

@@ -6,6 +6,10 @@ What one step does, and where its time goes::
       │ inbox   schedule         │ runner.execute     │ inbox  update   │ text       │ record, outputs
       └────── schedule ──────────┴ prepare│forward│sample ┴─ schedule ──┴ detokenise ┘
 
+With ``overlap`` the runner only launches a step, and what it gives arrives in the next one
+(:mod:`engine.in_flight`). A step is taken in when it is launched: so the state between two steps is that of the last
+record, and a record holds what one call of :meth:`EngineCore.step` has scheduled and changed.
+
 Adding and aborting only leave a note in the inbox, which a step takes up where it begins and once more between
 execution and update. So the state between two steps is always that of the last record, and an abort that comes while
 the step runs still discards that step's token.
@@ -17,10 +21,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from engine.admission import EngineLimits, make_answers
-from engine.answer import AnswerText
+from engine.answer import Answers
 from engine.config import SPECULATION_NGRAM, SPECULATION_OFF, ConfigError, SchedulerConfig
 from engine.delivery import (
     Withheld,
@@ -29,12 +33,14 @@ from engine.delivery import (
     last_output,
     record_columns,
     step_outputs,
+    step_record,
     step_timings,
 )
 from engine.events import Keyframe, StepRecord, StepTimings
+from engine.in_flight import InFlight, Landed, arrived, expected, waits_for_tokens
 from engine.inbox import Abortion, Addition, Change, Note, Ranking, Refusal
 from engine.messages import Output
-from engine.request import BRANCH_STRIDE, FinishReason, Request, RequestStatus, SamplingParams
+from engine.request import BRANCH_STRIDE, PENDING, FinishReason, Request, RequestStatus, SamplingParams
 from engine.scheduling.costs import PreemptionCosts
 from engine.scheduling.invariants import check_invariants
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
@@ -47,6 +53,14 @@ if TYPE_CHECKING:
 
 class Runner(Protocol):
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput: ...
+
+
+class OverlappingRunner(Runner, Protocol):
+    """For cores that overlap: ``execute`` in two halves, of which the first waits for nothing."""
+
+    def launch(self, output: SchedulerOutput) -> Any: ...
+
+    def collect(self, flight: Any) -> ModelRunnerOutput: ...
 
 
 @dataclass(frozen=True)
@@ -71,6 +85,7 @@ class EngineCore:
         num_host_blocks: int = 0,
         costs: PreemptionCosts | None = None,
         proposer: str | None = None,
+        overlap: bool = False,
         eos_token_ids: frozenset[int] = frozenset(),
         codec: TextCodec | None = None,
         cache_key: bytes = b"",
@@ -79,7 +94,9 @@ class EngineCore:
     ) -> None:
         """``num_blocks`` does not count the null block. ``num_host_blocks`` and ``costs`` are for preemption by
         swapping. ``proposer`` names who the runner has to draft (as ``scheduler.speculative`` does, which may change
-        only between it and ``off``); None: whoever is asked for, n-grams where nobody is. ``cache_key`` stands for all
+        only between it and ``off``); None: whoever is asked for, n-grams where nobody is. ``overlap``: whether a step
+        is scheduled while the one before is computed; ``runner`` is then an :class:`OverlappingRunner` and drafts by
+        no model. ``cache_key`` stands for all
         that decides the contents of a block besides its tokens. ``seed`` seeds the requests that bring none."""
         asked = scheduler.speculative
         self._proposer = proposer or (SPECULATION_NGRAM if asked == SPECULATION_OFF else asked)
@@ -103,7 +120,6 @@ class EngineCore:
         )
         # A tokenizer may name ids that the model's head does not have: they are never drawn and cannot be banned.
         self._eos_token_ids = frozenset(i for i in eos_token_ids if 0 <= i < vocab_size)
-        self._codec = codec
         self._seed = seed
         self._clock = clock
         self._inbox: deque[Note] = deque()
@@ -111,7 +127,9 @@ class EngineCore:
         """All that are not finished, those in the inbox included."""
         self._families: dict[int, list[Request]] = {}
         """All answers of a request that asked for several, by its id, until none is left."""
-        self._answers: dict[int, AnswerText] = {}
+        self._answers = Answers(codec)
+        self._overlaps = overlap
+        self._in_flight: InFlight | None = None
         self._withheld = Withheld()
         self._step = 0
         self._last_time = 0.0
@@ -159,8 +177,7 @@ class EngineCore:
         for request in answers:
             self._scheduler.memory.prepare(request)
             self._requests[request.request_id] = request
-            if self._codec is not None and (stream_text or params.stop):
-                self._answers[request.request_id] = AnswerText(self._codec, request, stream_text)
+            self._answers.begin(request, stream_text)
         self._inbox.append(Addition(answers[0]))
 
     def reject(self, request_id: int, message: str) -> None:
@@ -196,12 +213,12 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a step has something to compute or to tell."""
-        return bool(self._requests or self._inbox or self._scheduler.pending_discipline)
+        return bool(self._requests or self._inbox or self._in_flight or self._scheduler.pending_discipline)
 
     @property
     def has_notes(self) -> bool:
         """Whether something was left that :meth:`take_in` would take up."""
-        return bool(self._inbox)
+        return bool(self._inbox or self._in_flight)
 
     @property
     def num_requests(self) -> int:
@@ -215,38 +232,73 @@ class EngineCore:
 
     # One step -----------------------------------------------------------------------------------------------------
 
-    def step(self) -> StepResult:
-        """Schedule, execute, take the results in, detokenise; hand out what that gave and the record of it."""
+    def step(self, *, overlap: bool = True) -> StepResult:
+        """Schedule, execute, take the results in, detokenise; hand out what that gave and the record of it. ``overlap``
+        False: nothing of the step is left in flight, also by a core that overlaps."""
         began = self._clock()
         outputs = self._begin(began)
+        flying = overlap and self._overlaps and self._scheduler.config.speculative == SPECULATION_OFF
+        early = Landed() if flying and not waits_for_tokens(self._in_flight) else self._land()
         plan = self._scheduler.schedule(self._step + 1, began)
         scheduled = self._clock()
         if plan is None:
-            return self._without_rows(began, scheduled, outputs)
-        result = self._runner.execute(plan)
+            return self._without_rows(began, scheduled, outputs, early or self._land())
+        flight = cast(OverlappingRunner, self._runner).launch(plan) if flying else None
+        late = self._land()  # the step before: this one is computed meanwhile
+        outputs += early.outputs + late.outputs
+        result = expected(plan) if flying else self._runner.execute(plan)
         executed = self._clock()
         self._take_inbox(began, outputs)
         update = self._scheduler.update(plan, result, executed)
         updated = self._clock()
         errors = dict(result.errors)
-        texts = self._read_answers(plan, update, errors) if self._answers else {}
-        timings = step_timings(result, began, scheduled, executed, updated, self._clock())
+        texts = {} if flying else self._answers.read(plan, update, errors, self._scheduler.drop_output)
+        timings = step_timings(result, early, late, began, scheduled, executed, updated, self._clock())
         ended_at = began + timings.total
         for row in update.first_rows:
             self._start_branches(plan.requests[row], ended_at)
         room = self._scheduler.room()
         left = self._scheduler.settle({plan.requests[row]: reason for row, reason in update.ended.items()})
-        given = step_outputs(plan, update, result, texts, errors, ended_at, branched=bool(self._families))
-        outputs += self._let_go(left, given, ended_at, {plan.requests[row]: why for row, why in errors.items()})
+        if flying:
+            self._in_flight = InFlight(flight, plan, update, left)
+        else:
+            given = step_outputs(plan, update, result, texts, errors, ended_at, branched=bool(self._families))
+            outputs += self._let_go(left, given, ended_at, {plan.requests[row]: why for row, why in errors.items()})
         self._last_plan = plan
         return StepResult(self._record(began, timings, (plan, result, update), room), outputs)
 
     def take_in(self) -> StepResult:
-        """Take up what was left since the last step (arrivals, aborts, priorities, knobs) and tell of it, as a step
-        that computes nothing; nothing is scheduled."""
+        """Take up what was left since the last step (arrivals, aborts, priorities, knobs, a step in flight) and tell of
+        it, as a step that computes nothing; nothing is scheduled."""
         began = self._clock()
         outputs = self._begin(began)
-        return self._without_rows(began, self._clock(), outputs)
+        return self._without_rows(began, self._clock(), outputs, self._land())
+
+    def _land(self) -> Landed:
+        """Wait for the step in flight and hand out what it gave; answers that its tokens end leave now."""
+        step, self._in_flight = self._in_flight, None
+        if step is None:
+            return Landed()
+        plan, scheduler, begin = step.plan, self._scheduler, self._clock()
+        result = cast(OverlappingRunner, self._runner).collect(step.flight)
+        now = self._clock()
+        update, errors = arrived(step, result, self._requests), dict(result.errors)
+        scheduler.counters.output_tokens -= sum(row in update.ended for row in errors)  # expected, and no token
+        texts = self._answers.read(plan, update, errors, scheduler.drop_output)
+        left = [request for request in step.left if request.request_id in self._requests]
+        late: dict[Request, FinishReason] = {}
+        for row, reason in update.ended.items():
+            request = plan.requests[row]
+            if row in step.update.ended:
+                request.finish_reason = reason
+            else:
+                request.epoch += 1  # whatever of it was launched since counts no more
+                late[request] = reason
+        if late:
+            left += scheduler.settle(late)
+        given = step_outputs(plan, update, result, texts, errors, now, branched=bool(self._families))
+        outputs = self._let_go(left, given, now, {plan.requests[row]: why for row, why in errors.items()})
+        return Landed(outputs, waited=now - begin, seconds=self._clock() - begin)
 
     def _begin(self, now: float) -> list[Output]:
         outputs: list[Output] = []
@@ -255,10 +307,11 @@ class EngineCore:
             outputs += self._let_go(left, [], now, {})
         return outputs
 
-    def _without_rows(self, began: float, done: float, outputs: list[Output]) -> StepResult:
-        if not self._scheduler.events and not outputs:
-            return StepResult(None, [])
-        return StepResult(self._record(began, StepTimings(done - began), None), outputs)
+    def _without_rows(self, began: float, done: float, outputs: list[Output], landed: Landed) -> StepResult:
+        given = outputs + landed.outputs
+        if not self._scheduler.events and not outputs:  # tokens that arrive were told when they were under way
+            return StepResult(None, given)
+        return StepResult(self._record(began, StepTimings(done - began), None), given)
 
     def _take_inbox(self, now: float, outputs: list[Output]) -> None:
         inbox, scheduler = self._inbox, self._scheduler
@@ -292,11 +345,14 @@ class EngineCore:
             self._scheduler.set_priority(request, note.priority)
 
     def _abort(self, request: Request, now: float, outputs: list[Output]) -> None:
-        if request.status is RequestStatus.ENDED and not self._withheld.holds(request):
+        over = request.status in (RequestStatus.ENDED, RequestStatus.FINISHED)
+        if over and request.token_ids[-1] != PENDING and not self._withheld.holds(request):
             return  # its answer is complete and was handed out; only its row goes on
-        answer = self._answers.get(request.request_id)
-        text = "" if answer is None or request.status is RequestStatus.ENDED else answer.flush()
+        text = "" if over else self._answers.flush(request)
         self._scheduler.finish(request, FinishReason.ABORT)
+        request.finish_reason = FinishReason.ABORT  # also where only its last token was still to come
+        if request.token_ids[-1] == PENDING:
+            self._scheduler.drop_output(request, 1)
         given = [last_output(request, now, [], text), *self._forget(request, now)]
         outputs += self._withheld.pass_on(given, [request, *request.branches], now, holding=False)
         request.branches = []
@@ -319,7 +375,7 @@ class EngineCore:
         given = []
         for gone in (request, *request.branches):
             del self._requests[gone.request_id]
-            self._answers.pop(gone.request_id, None)
+            self._answers.forget(gone)
             if gone is not request:
                 gone.status, gone.finish_reason = RequestStatus.FINISHED, request.finish_reason
                 given.append(last_output(gone, now, [], "", error=error))
@@ -335,27 +391,6 @@ class EngineCore:
             self._scheduler.add(branch)
         request.branches = []
 
-    def _read_answers(self, plan: SchedulerOutput, update: StepUpdate, errors: dict[int, str]) -> dict[int, str]:
-        """Certain text by row. A stop string ends its request here; text that cannot be made ends it with an error."""
-        texts: dict[int, str] = {}
-        for row, request in enumerate(plan.requests):
-            tokens, answer = update.new_tokens[row], self._answers.get(request.request_id)
-            ended = update.ended.get(row)
-            if answer is None or not (tokens or ended):
-                continue
-            try:
-                step = answer.push(tokens, ended)
-            except Exception as error:  # one answer's text must not end its neighbours
-                errors[row] = f"The answer could not be turned into text: {error}"
-                update.ended[row] = FinishReason.ERROR
-                continue
-            texts[row] = step.text
-            if step.stopped and ended is not FinishReason.ERROR:
-                update.ended[row] = FinishReason.STOP
-                update.new_tokens[row] = tokens[: step.num_tokens]
-                self._scheduler.drop_output(request, len(tokens) - step.num_tokens)
-        return texts
-
     def _record(
         self,
         began: float,
@@ -363,27 +398,10 @@ class EngineCore:
         done: tuple[SchedulerOutput, ModelRunnerOutput, StepUpdate] | None,
         room: tuple[int, int, int] = (0, 0, 0),
     ) -> StepRecord:
-        scheduler, memory = self._scheduler, self._scheduler.memory
         self._step += 1
         self._last_time = began
-        return StepRecord(
-            step=self._step,
-            time=began,
-            timings=timings,
-            events=scheduler.take_events(),
-            **record_columns(*done) if done is not None else empty_columns(),
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
-            free_blocks=memory.pool.num_free,
-            cached_blocks=memory.pool.num_cached,
-            token_budget=scheduler.token_budget,
-            totals=scheduler.counters.snapshot(),
-            num_slots=room[0],
-            num_swapped=len(scheduler.waiting.swapped),
-            host_blocks_used=memory.host.num_used,
-            reserved_tokens=room[1],
-            tail_tokens=room[2],
-        )
+        columns = record_columns(*done) if done is not None else empty_columns()
+        return step_record(self._scheduler, self._step, began, timings, columns, room)
 
     # State --------------------------------------------------------------------------------------------------------
 
@@ -397,7 +415,9 @@ class EngineCore:
         known = {r.request_id for r in (*self._scheduler.running, *self._scheduler.waiting.in_order())}
         coming = {note.request.request_id for note in self._inbox if isinstance(note, Addition)}
         unborn = {branch.request_id for request in self._requests.values() for branch in request.branches}
-        assert known | coming | unborn == set(self._requests), "requests are known that neither run nor wait"
-        assert set(self._answers) <= set(self._requests), "texts of finished requests are kept"
+        landing = set() if self._in_flight is None else {request.request_id for request in self._in_flight.left}
+        known |= coming | unborn | (landing & set(self._requests))
+        assert known == set(self._requests), "requests are known that neither run nor wait"
+        assert set(self._answers.request_ids) <= set(self._requests), "texts of finished requests are kept"
         for client_id, family in self._families.items():
             assert any(member.request_id in self._requests for member in family), f"request {client_id} is kept"

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.events import Keyframe, RequestState, StepTimings
+from engine.events import Keyframe, RequestState, StepRecord, StepTimings
+from engine.in_flight import Landed
 from engine.messages import Output, TokenLogprob
 from engine.request import Request, branch_id, branch_of
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
@@ -119,16 +120,25 @@ def last_output(
 
 
 def step_timings(
-    result: ModelRunnerOutput, began: float, scheduled: float, executed: float, updated: float, done: float
+    result: ModelRunnerOutput,
+    early: Landed,
+    late: Landed,
+    began: float,
+    scheduled: float,
+    executed: float,
+    updated: float,
+    done: float,
 ) -> StepTimings:
-    """Preparation is all of the execution that is neither forward nor sampling, so that the parts add up."""
-    rest = executed - scheduled - result.forward_seconds - result.sample_seconds
+    """Preparation is all of the execution that is neither forward nor sampling, so that the parts add up. Of a step
+    that stays in flight, forward is what was waited for the one before, which landed ``early``, before the schedule, or
+    ``late``, behind the launch, and detokenise its texts."""
+    rest = executed - scheduled - late.seconds - result.forward_seconds - result.sample_seconds
     return StepTimings(
-        schedule=(scheduled - began) + (updated - executed),
+        schedule=(scheduled - began - early.seconds) + (updated - executed),
         prepare=max(result.prepare_seconds, rest),
-        forward=result.forward_seconds,
+        forward=result.forward_seconds + early.waited + late.waited,
         sample=result.sample_seconds,
-        detokenise=done - updated,
+        detokenise=(done - updated) + (early.seconds - early.waited) + (late.seconds - late.waited),
     )
 
 
@@ -149,6 +159,37 @@ def record_columns(plan: SchedulerOutput, result: ModelRunnerOutput, update: Ste
         "padding": plan.padding,
         "drafts": drafts,
     }
+
+
+def step_record(
+    scheduler: Scheduler,
+    step: int,
+    began: float,
+    timings: StepTimings,
+    columns: dict[str, list[int]],
+    room: tuple[int, int, int],
+) -> StepRecord:
+    """The record of ``step``, as ``scheduler`` is after it; takes its events. ``room``: what
+    :meth:`engine.scheduling.scheduler.Scheduler.room` said before answers left."""
+    memory = scheduler.memory
+    return StepRecord(
+        step=step,
+        time=began,
+        timings=timings,
+        events=scheduler.take_events(),
+        **columns,
+        num_running=len(scheduler.running),
+        num_waiting=len(scheduler.waiting),
+        free_blocks=memory.pool.num_free,
+        cached_blocks=memory.pool.num_cached,
+        token_budget=scheduler.token_budget,
+        totals=scheduler.counters.snapshot(),
+        num_slots=room[0],
+        num_swapped=len(scheduler.waiting.swapped),
+        host_blocks_used=memory.host.num_used,
+        reserved_tokens=room[1],
+        tail_tokens=room[2],
+    )
 
 
 def keyframe_of(scheduler: Scheduler, step: int, time: float) -> Keyframe:

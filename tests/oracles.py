@@ -19,7 +19,7 @@ The oracles, each usable with any runner and model:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -29,7 +29,7 @@ from engine.config import SchedulerConfig
 from engine.core import EngineCore, StepResult
 from engine.events import Admitted, AnyEvent, Finished, Keyframe, Preempted, Rejected, RowKind, StepRecord
 from engine.messages import Output, TokenLogprob
-from engine.request import FinishReason, Request, RequestStatus, SamplingParams, branch_id, branch_of
+from engine.request import PENDING, FinishReason, Request, RequestStatus, SamplingParams, branch_id, branch_of
 from engine.run_state import RunState
 from engine.scheduling.costs import PreemptionCosts
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
@@ -90,6 +90,23 @@ class KVCheckingRunner:
         """Called in the middle of an execution; a test's way to abort just then."""
         self.plan: SchedulerOutput | None = None
         """The last one."""
+        self._sampled: dict[Request, int] = {}
+        """What the last launched step sampled, as a device keeps it for the next."""
+
+    def launch(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """The device is as fast as can be; the engine must not know."""
+        result = self.execute(output)
+        rows = zip(output.requests, result.token_ids, strict=True)
+        self._sampled = {request: tokens[0] for request, tokens in rows if len(tokens) == 1}
+        return replace(result, token_ids=[[] if row in result.errors else t for row, t in enumerate(result.token_ids)])
+
+    def collect(self, flight: ModelRunnerOutput) -> ModelRunnerOutput:
+        return flight
+
+    def _tokens(self, request: Request) -> list[int]:
+        """As the device knows them."""
+        tokens = request.token_ids
+        return tokens if tokens[-1] != PENDING else [*tokens[:-1], self._sampled[request]]
 
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         self.plan = output
@@ -143,7 +160,7 @@ class KVCheckingRunner:
         padding = output.padding[row] if output.padding else 0
         assert count + padding >= 1, f"{request!r} is scheduled for nothing"
         assert output.samples[row] == (count > 0 and start + count == request.num_tokens)
-        tokens = [*request.token_ids[start : start + count], *drafts, *[PADDING_TOKEN] * padding]
+        tokens = [*self._tokens(request)[start : start + count], *drafts, *[PADDING_TOKEN] * padding]
         for position, token in enumerate(tokens, start=start):
             slot = self._slot(output.block_tables[row], position)
             assert slot >= self.block_size, f"{request!r} writes to the null block"
@@ -155,9 +172,10 @@ class KVCheckingRunner:
         if output.num_new_tokens[row] == 0:  # padding alone: nobody reads what it gives
             end = request.num_computed_tokens
         found = [self.memory.get(self._slot(output.block_tables[row], p)) for p in range(end)]
-        wanted = [(request.token_ids[p], p) for p in range(end)]
+        tokens = self._tokens(request)
+        wanted = [(tokens[p], p) for p in range(end)]
         assert found == wanted, f"{request!r}: its block table does not lead to its own tokens"
-        return request.token_ids[:end]
+        return tokens[:end]
 
     def _slot(self, table: list[int], position: int) -> int:
         return table[position // self.block_size] * self.block_size + position % self.block_size
@@ -177,6 +195,7 @@ def make_core(
     eos_token_ids: frozenset[int] = frozenset(),
     vocab_size: int = VOCAB_SIZE,
     costs: PreemptionCosts | None = None,
+    overlap: bool = False,
     **scheduler: Any,
 ) -> EngineCore:
     """A core on a :class:`KVCheckingRunner`; keyword arguments beyond its own go to :class:`SchedulerConfig`."""
@@ -191,6 +210,7 @@ def make_core(
         token_budget=token_budget,
         num_host_blocks=num_host_blocks,
         costs=costs,
+        overlap=overlap,
         eos_token_ids=eos_token_ids,
         codec=codec,
         **({} if clock is None else {"clock": clock}),
@@ -320,7 +340,7 @@ def assert_pool_whole(core: EngineCore) -> None:
     assert keyframe.requests == [] and keyframe.deferred is None
     assert core._scheduler.memory.host.num_used == 0
     assert not core._withheld._held, "answers that nobody gets"
-    assert not core._families and not core._answers
+    assert not core._families and not core._answers.request_ids
     state = RunState()
     state.restore(keyframe)
     assert state.referenced_blocks == 0
