@@ -66,7 +66,7 @@ def _sum_cuts(dtype: torch.dtype) -> Configuration:
         | dict.fromkeys(("num_rows", "num_outputs", "num_cuts"), "i32"),
         constants={"bias_ptr": None, "BLOCK": int8_matmul.REDUCE_BLOCK},
         num_warps=int8_matmul.REDUCE_WARPS,
-        num_stages=1,
+        num_stages=None,
         error=partial(int8_matmul_error, dtype=dtype, rows=3, outputs=70, inputs=1153, bias=False),
         tolerance=tolerance(dtype),
         traffic=Traffic(
@@ -94,7 +94,7 @@ def _embedding(dtype: torch.dtype, columns: int, *, quantised: bool) -> Configur
         types=types,
         constants=constants,
         num_warps=embedding.NUM_WARPS,
-        num_stages=1,
+        num_stages=None,
         error=partial(embedding_error, dtype=dtype, quantised=quantised, columns=min(columns, 577)),
         tolerance=tolerance(dtype) if quantised else 0.0,
         traffic=Traffic(f"{tokens} tokens", tokens * (row_bytes + dtype.itemsize * columns + 8 + 4), 0),
