@@ -135,7 +135,7 @@ def truncation_reference(logits: np.ndarray, row: SamplingRow) -> np.ndarray:
         weights[row.top_k :] = 0.0
     count = min(row.top_k or len(order), len(order))
     if row.top_p < 1.0:
-        count = 1 + np.count_nonzero(np.cumsum(weights) < row.top_p * weights.sum())
+        count = 1 + int(np.count_nonzero(np.cumsum(weights) < row.top_p * weights.sum()))
     kept = np.zeros(len(order), dtype=bool)
     kept[order[:count]] = True
     kept[order[weights < row.min_p]] = False
