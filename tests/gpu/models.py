@@ -56,7 +56,7 @@ LLAMA_8B = Shape("8B", 32, 4096, 14_336, 32, 8, 128, 128_256, tied=False)
 """Llama 3.1 8B."""
 STARTER = Shape("starter", 30, 576, 1536, 9, 3, 64, 49_152, tied=True, rope_theta=100_000.0, max_position=8192)
 """SmolLM2 135M."""
-TINY = Shape("tiny", 2, 48, 64, 3, 1, 64, 61, tied=True, rope_theta=10_000.0, max_position=256)
+TINY = Shape("tiny", 1, 48, 64, 3, 1, 64, 61, tied=True, rope_theta=10_000.0, max_position=256)
 """A rehearsal's."""
 
 
