@@ -1,0 +1,195 @@
+"""Steps in flight: overlap changes when tokens are known, never which, and no decision that does not hang on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.config import DISCIPLINES
+from engine.core import EngineCore
+from engine.events import Finished, Preempted, RowKind, SwappedIn
+from engine.request import PENDING, SamplingParams
+from engine.scheduling.plan import SchedulerOutput
+from tests.oracles import EngineProbe, KVCheckingRunner, assert_pool_whole, cold_answer, make_core
+from tests.scheduling.pairs import name_of
+from tests.scheduling.test_every_pair import PAIRWISE, run
+
+
+def _core(*, overlap: bool, **settings: Any) -> EngineCore:
+    return make_core(clock=iter(range(10**9)).__next__, overlap=overlap, **settings)
+
+
+def _probe(seed: int, *, overlap: bool, **settings: Any) -> EngineProbe:
+    """The same crowd for both: lengths, users and priorities of ``seed``, all there from the start."""
+    rng = random.Random(seed)
+    probe = EngineProbe(_core(overlap=overlap, **settings))
+    heads = [[rng.randrange(900) for _ in range(20)] for _ in range(2)]
+    for _ in range(14):
+        prompt = rng.choice(heads)[: rng.randrange(21)] + [rng.randrange(900) for _ in range(rng.randint(1, 9))]
+        params = SamplingParams(max_tokens=rng.randint(1, 20), n=rng.choice([1, 1, 2]))
+        probe.add(prompt, params, priority=rng.randrange(2), user=rng.choice("ab"))
+    probe.run()
+    return probe
+
+
+def _decisions(probe: EngineProbe) -> list[bytes]:
+    """The records but for their times."""
+    plain = [
+        msgspec.structs.replace(record, time=0.0, timings=type(record.timings)(), events=[]) for record in probe.records
+    ]
+    events = [[_timeless(event) for event in record.events] for record in probe.records]
+    return [msgspec.json.encode(pair) for pair in zip(plain, events, strict=True)]
+
+
+def _timeless(event: Any) -> str:
+    times = {"waited", "seconds", "time", "arrival_time"}
+    fields = {name: getattr(event, name) for name in event.__struct_fields__ if name not in times}
+    return f"{type(event).__name__} {fields}"
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "tight, recompute": {"num_blocks": 12, "block_size": 4},
+    "tight, swap": {"num_blocks": 12, "block_size": 4, "num_host_blocks": 12, "preemption": "swap"},
+    "roomy, chunks of 3": {"num_blocks": 64, "block_size": 4, "chunk_size": 3},
+    "fair": {"num_blocks": 16, "block_size": 4, "order": "fair"},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("discipline", DISCIPLINES)
+def test_decisions_are_the_same_where_answers_end_by_their_length(discipline: str, settings: str) -> None:
+    options = {"discipline": discipline, "max_num_seqs": 5, "token_budget": 16, **SETTINGS[settings]}
+    apart, together = (_probe(3, overlap=overlap, **options) for overlap in (False, True))
+    assert _decisions(together) == _decisions(apart)
+    answers = [{key: answer.token_ids for key, answer in probe.answers.items()} for probe in (apart, together)]
+    assert answers[0] == answers[1] and len(answers[0]) >= 14
+
+
+def test_the_crowd_is_preempted_and_swapped() -> None:
+    """Or the test above would prove little."""
+    common = {"discipline": "vllm", "max_num_seqs": 5, "token_budget": 16}
+    assert _probe(3, overlap=True, **common, **SETTINGS["tight, recompute"]).of(Preempted)
+    assert _probe(3, overlap=True, **common, **SETTINGS["tight, swap"]).of(SwappedIn)
+
+
+@pytest.mark.parametrize("case", PAIRWISE, ids=name_of)
+def test_random_traffic(case: Any) -> None:
+    """Aborts in every state, failures, knobs that change, drafts that come and go (:mod:`tests.scheduling.traces`)."""
+    run(case, 11, num_requests=25, overlap=True)
+
+
+def _stopping(overlap: bool, **settings: Any) -> tuple[EngineProbe, list[int]]:
+    """Answers of which about every fourth token is a stop token."""
+    stops = frozenset(range(0, 1_000, 4))
+    probe = EngineProbe(_core(overlap=overlap, eos_token_ids=stops, **settings))
+    rng = random.Random(5)
+    ids = [
+        probe.add([rng.randrange(900) for _ in range(rng.randint(1, 12))], SamplingParams(max_tokens=9))
+        for _ in range(24)
+    ]
+    probe.run()
+    return probe, ids
+
+
+@pytest.mark.parametrize("discipline", DISCIPLINES)
+def test_a_stop_token_is_seen_a_step_late_and_changes_no_answer(discipline: str) -> None:
+    options = {"discipline": discipline, "num_blocks": 12, "block_size": 4, "max_num_seqs": 4, "token_budget": 12}
+    apart, ids = _stopping(False, **options)
+    together, _ = _stopping(True, **options)
+    reasons = set()
+    for request_id in ids:
+        one, other = apart.answers[request_id], together.answers[request_id]
+        assert one.token_ids == other.token_ids and one.finish_reason == other.finish_reason
+        reasons.add(str(one.finish_reason))
+    assert reasons == {"stop", "length"}
+    assert _idle_decodes(apart) == 0 < _idle_decodes(together) <= len(ids)
+
+
+def _idle_decodes(probe: EngineProbe) -> int:
+    """Rows that decoded for an answer that was over."""
+    return sum(
+        kind == RowKind.DECODE and not given
+        for record in probe.records
+        for kind, given in zip(record.kinds, record.new_tokens, strict=True)
+    )
+
+
+def test_nothing_is_known_before_it_arrives() -> None:
+    """The first step hands out nothing; its token comes with the second, whose own is pending then."""
+    core = _core(overlap=True)
+    core.add_request(1, [1, 2, 3], SamplingParams(max_tokens=3))
+    request = core._requests[1]
+    first, second = core.step(), core.step()
+    assert first.outputs == [] and first.record is not None and first.record.new_tokens == [1]
+    expected = cold_answer([1, 2, 3], 3)
+    assert [output.token_ids for output in second.outputs] == [expected[:1]]
+    assert request.token_ids == [1, 2, 3, expected[0], PENDING]
+    third = core.step()
+    assert isinstance(third.record and third.record.events[-1], Finished), "its length is known, its last token is not"
+    assert core.has_work and core.num_requests == 1
+    last = core.step()
+    assert last.record is None and not core.has_work
+    assert [output.finish_reason for output in last.outputs] == ["length"]
+
+
+@pytest.mark.parametrize("steps", range(5))
+def test_an_abort_with_a_token_under_way(steps: int) -> None:
+    """Nothing comes but the output that ends it, whatever was in flight; also where only the last token was missing."""
+    probe = EngineProbe(_core(overlap=True, num_blocks=8, block_size=4))
+    victim, other = probe.add([1, 2, 3], SamplingParams(max_tokens=4)), probe.add([4, 5], SamplingParams(max_tokens=6))
+    for _ in range(steps):
+        probe.step()
+    before = len(probe.answers[victim].token_ids)
+    probe.core.abort(victim)
+    probe.run()
+    answer = probe.answers[victim]
+    assert answer.finish_reason == "abort" and len(answer.token_ids) == before
+    assert probe.answers[other].token_ids == cold_answer([4, 5], 6)
+    assert probe.records[-1].totals.output_tokens == before + 6
+
+
+def test_who_pauses_sees_everything() -> None:
+    probe = EngineProbe(_core(overlap=True))
+    request_id = probe.add([1, 2, 3], SamplingParams(max_tokens=3))
+    probe.step()
+    assert probe.core.has_notes
+    probe.take_in()
+    assert len(probe.answers[request_id].token_ids) == 1 and not probe.core.has_notes
+    result = probe.core.step(overlap=False)
+    assert [len(output.token_ids) for output in result.outputs] == [1]
+
+
+class _Watching(KVCheckingRunner):
+    """Says which steps were launched while another was in flight."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.in_flight = 0
+        self.most = 0
+
+    def launch(self, output: SchedulerOutput) -> Any:
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
+        return super().launch(output)
+
+    def collect(self, flight: Any) -> Any:
+        self.in_flight -= 1
+        return super().collect(flight)
+
+
+@pytest.mark.parametrize(
+    ("params", "most"),
+    [({}, 2), ({"temperature": 1.0, "seed": 1}, 2), ({"presence_penalty": 0.5}, 1), ({"repetition_penalty": 1.1}, 1)],
+)
+def test_penalties_wait_for_the_tokens_that_they_count(params: dict[str, Any], most: int) -> None:
+    runner = _Watching()
+    core = _core(overlap=True, runner=runner, block_size=4)
+    core.add_request(1, [1, 2, 3], dataclasses.replace(SamplingParams(max_tokens=6), **params))
+    while core.has_work:
+        core.step()
+    assert runner.most == most and runner.in_flight == 0
+    assert_pool_whole(core)
