@@ -102,7 +102,7 @@ def uploaded(step: HostStep, device: torch.device, previous: torch.Tensor | None
         if previous is None:
             raise ValueError("tokens are to come from the step before, but there was none")
         source = on_device(step.token_source)
-        token_ids = torch.where(source >= 0, previous[source.clamp(min=0)], token_ids)
+        token_ids = torch.where(source >= 0, previous[source.clamp(min=0)].clamp(min=0), token_ids)
     return StepBatch(
         token_ids=token_ids,
         positions=on_device(step.positions),

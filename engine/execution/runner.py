@@ -227,8 +227,8 @@ def host_step(
     num_logits: np.ndarray,
     block_size: int,
 ) -> HostStep:
-    """Rows of ``tokens`` from positions ``starts`` on, laid end to end. Row i has ``num_logits[i]`` rows of logits, from
-    its token ``first_logits[i]`` on."""
+    """Rows of ``tokens`` from positions ``starts`` on, laid end to end. Row i has ``num_logits[i]`` rows of logits,
+    from its token ``first_logits[i]`` on."""
     query_lens = [len(row) for row in tokens]
     lengths = np.array(query_lens, dtype=np.int64)
     first_positions = np.array(starts, dtype=np.int64)
