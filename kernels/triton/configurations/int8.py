@@ -77,11 +77,16 @@ def _sum_cuts(dtype: torch.dtype) -> Configuration:
     )
 
 
-def _embedding(dtype: torch.dtype, columns: int, *, quantised: bool) -> Configuration:
+def _embedding(dtype: torch.dtype, columns: int, *, quantised: bool, sampled: bool = True) -> Configuration:
+    """``sampled``: some ids come from the step before."""
     name, tokens = TYPE_NAMES[dtype], 256
     types = {"out_ptr": f"*{name}", "table_ptr": "*i8" if quantised else f"*{name}"}
-    types |= {"token_ids_ptr": "*i64", "source_ptr": "*i32", "previous_ptr": "*i64", "num_rows": "i32"}
+    types |= {"token_ids_ptr": "*i64", "num_rows": "i32"}
     constants: dict[str, Any] = dict(embedding.embedding_constants(columns))
+    if sampled:
+        types |= {"source_ptr": "*i32", "previous_ptr": "*i64"}
+    else:
+        constants |= {"source_ptr": None, "previous_ptr": None}
     if quantised:
         types |= {"scale_ptr": "*fp32"}
     else:
@@ -89,15 +94,15 @@ def _embedding(dtype: torch.dtype, columns: int, *, quantised: bool) -> Configur
     row_bytes = columns + 4 if quantised else dtype.itemsize * columns
     return Configuration(
         kernel="embedding",
-        config=f"{name}{' of int8' if quantised else ''} {columns} wide",
+        config=f"{name}{' of int8' if quantised else ''} {columns} wide{'' if sampled else ', ids known'}",
         function=embedding.embedding_kernel,
         types=types,
         constants=constants,
         num_warps=embedding.NUM_WARPS,
         num_stages=None,
-        error=partial(embedding_error, dtype=dtype, quantised=quantised, columns=min(columns, 577)),
+        error=partial(embedding_error, dtype=dtype, quantised=quantised, columns=min(columns, 577), sampled=sampled),
         tolerance=tolerance(dtype) if quantised else 0.0,
-        traffic=Traffic(f"{tokens} tokens", tokens * (row_bytes + dtype.itemsize * columns + 8 + 4), 0),
+        traffic=Traffic(f"{tokens} tokens", tokens * (row_bytes + dtype.itemsize * columns + 8 + 4 * sampled), 0),
     )
 
 
@@ -117,6 +122,7 @@ def configurations() -> list[Configuration]:
         _sum_cuts(bf16),
         _sum_cuts(fp32),
         _embedding(bf16, 4096, quantised=False),
+        _embedding(bf16, 4096, quantised=False, sampled=False),
         _embedding(bf16, 4096, quantised=True),
         _embedding(fp32, 577, quantised=False),
     ]
