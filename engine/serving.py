@@ -90,7 +90,7 @@ class EngineLoop:
             self._tell(self.core.step())
         elif self._steps_due:
             self._steps_due -= 1
-            self._tell(self.core.step())
+            self._tell(self.core.step(overlap=False))  # who steps by hand sees what the step gave
         else:
             self._tell(self.core.take_in())
 

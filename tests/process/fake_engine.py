@@ -67,7 +67,7 @@ class CountingCore:
             self.events.append(Finished(request_id, "abort", 0))
             self.outputs.append(Output(request_id, 0.0, [], finish_reason="abort"))
 
-    def step(self) -> SimpleNamespace:
+    def step(self, *, overlap: bool = True) -> SimpleNamespace:
         self.step_number += 1
         print(f"stray print in step {self.step_number}")  # must not reach the stream of messages
         if self.mode == "slow-step":
