@@ -109,3 +109,17 @@ def test_a_shared_head_warm_is_like_cold(make: Callable[..., EngineCore]) -> Non
     assert run(probe, prompts) == without
     assert probe.records[-1].totals.prefix_hit_tokens > 0
     assert run(probe, prompts) == without
+
+
+@pytest.mark.parametrize("options", [{}, {"preemption": "swap"}, {"discipline": "static"}, {"prefix_cache": False}])
+def test_steps_in_flight(
+    make: Callable[..., EngineCore], prompts: Prompts, cold: list[list[int]], options: dict[str, Any]
+) -> None:
+    """Tokens that the host does not know yet go from one step into the next on the device."""
+    core = make(num_blocks=40, block_size=4, token_budget=40, overlap=True, num_host_blocks=40, **options)
+    core._runner._backend.allocate_host_kv(41)
+    plain = [pair for pair in prompts if pair[1].repetition_penalty == 1.0]
+    steps = EngineProbe(core)
+    expected = [answer for pair, answer in zip(prompts, cold, strict=True) if pair in plain]
+    assert run(steps, plain) == expected
+    assert run(EngineProbe(core), prompts) == cold, "penalties count tokens, which are waited for"
