@@ -9,11 +9,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import hashlib
 import time
-import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,36 +22,21 @@ from typing import Any
 import msgspec
 import torch
 
-from engine.config import SPECULATION_OFF, STARTER_MODEL, EngineConfig, SchedulerConfig
+from engine.config import SPECULATION_NGRAM, SPECULATION_OFF, STARTER_MODEL, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.environment import usable_cores
-from engine.execution.backends import load_backend
-from engine.execution.device import (
-    DeviceChoice,
-    choose_device,
-    cpu_choice,
-    gpu_failure,
-    library_choice,
-    without_float16,
-)
-from engine.execution.first_step import measure_step
-from engine.execution.host import available_memory
+from engine.execution.device import choose_device
 from engine.execution.loaded_model import LoadedModel, StorageSize
+from engine.execution.preparation import ReadyModel, Source, prepare
 from engine.execution.sizing import (
-    LARGEST_BUDGET,
-    MemoryPlan,
     dtype_name,
-    format_bytes,
     kv_type_name,
-    plan_memory,
-    prompt_step,
     type_name,
 )
-from engine.failures import is_out_of_memory
 from engine.messages import ModelInfo
 from engine.model_catalog import model_title
 from engine.models.checkpoint import Checkpoint, Progress, resolve_model
-from engine.models.errors import LoadErrorKind, ModelLoadError, NotFiniteError
+from engine.models.errors import ModelLoadError
 from engine.models.transformers_spec import ModelSpec, TransformersSpec
 from engine.scheduling.costs import PreemptionCosts
 from engine.text.codec import TextCodec
@@ -150,8 +133,8 @@ def load_engine(
         choice = choose_device(config)
         threads = config.threads or usable_cores()
         torch.set_num_threads(threads)
-        source = _Source(config, checkpoint, draft, coming.result)
-        ready = _prepare_somewhere(source, choice, progress)
+        source = Source(config, checkpoint, draft, coming.result)
+        ready = prepare(source, choice, progress)
         codec = coming.result()
     progress("Reading the weights once for their SHA-256", 0, 0)
     make_core = partial(
@@ -162,6 +145,7 @@ def load_engine(
         max_model_len=ready.max_model_len,
         vocab_size=ready.model.spec.vocab_size,
         token_budget=ready.token_budget,
+        overlap=config.overlap and ready.choice.is_gpu,
         eos_token_ids=checkpoint.eos_token_ids | (set() if codec.eos_token_id is None else {codec.eos_token_id}),
         codec=codec,
         cache_key=_cache_key(checkpoint, ready.model.spec),
@@ -177,7 +161,13 @@ def load_engine(
 
 
 def _make_core(
-    model: LoadedModel, seconds_per_token: float, *, scheduler: SchedulerConfig, drafts: str, **given: Any
+    model: LoadedModel,
+    seconds_per_token: float,
+    *,
+    scheduler: SchedulerConfig,
+    drafts: str,
+    overlap: bool,
+    **given: Any,
 ) -> EngineCore:
     size, proposer = model.size, model.proposer(drafts)
     return EngineCore(
@@ -188,31 +178,9 @@ def _make_core(
         num_host_blocks=size.num_host_blocks,
         costs=PreemptionCosts(seconds_per_token, model.move_seconds),
         proposer=proposer.name,
+        overlap=overlap and proposer.name == SPECULATION_NGRAM,  # a draft model reads tokens on the host
         **given,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """What is to be loaded."""
-
-    config: EngineConfig
-    checkpoint: Checkpoint
-    draft: Checkpoint | None
-    codec: Callable[[], TextCodec]
-    """Waits until it is read."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    """A model on its device, warmed up."""
-
-    choice: DeviceChoice
-    model: LoadedModel
-    memory: MemoryPlan
-    max_model_len: int
-    token_budget: int
-    seconds_per_token: float
 
 
 def _open_draft(model: str, name: str, checkpoint: Checkpoint, codec: TextCodec, progress: Progress) -> Checkpoint:
@@ -235,113 +203,6 @@ def _open_draft(model: str, name: str, checkpoint: Checkpoint, codec: TextCodec,
     return draft
 
 
-def _prepare_somewhere(source: _Source, choice: DeviceChoice, progress: Progress) -> _Ready:
-    """On the CPU where the GPU fails: whatever it or its compiler raises, the model still runs there. It is asked once,
-    not again and again."""
-    try:
-        return _prepare_finite(source, choice, progress)
-    except Exception as error:
-        if not choice.is_gpu:
-            raise
-        failure = gpu_failure(error)
-        if source.config.device == "cuda":
-            if isinstance(error, ModelLoadError):
-                raise
-            kind: LoadErrorKind = "memory" if is_out_of_memory(error) else "unsupported"
-            raise ModelLoadError(f"device is cuda, but {failure}. Use --device cpu, or auto.", kind) from error
-        traceback.print_exc()
-    # The error is gone, and with it the model that it held in the GPU's memory.
-    _release_gpu()
-    return _prepare_finite(source, cpu_choice(source.config, failure), progress)
-
-
-def _release_gpu() -> None:
-    with contextlib.suppress(Exception):  # it may not work at all
-        gc.collect()
-        torch.cuda.empty_cache()
-
-
-def _prepare_finite(source: _Source, choice: DeviceChoice, progress: Progress) -> _Ready:
-    """In float32, where float16 was nobody's wish and is too small for the model's numbers."""
-    try:
-        return _prepare(source, choice, progress)
-    except NotFiniteError:
-        if choice.dtype != torch.float16 or source.config.dtype != "auto":
-            raise
-    # The error is gone, and with it the model that it held in memory.
-    if choice.is_gpu:
-        _release_gpu()
-    return _prepare(source, without_float16(choice), progress)
-
-
-def _prepare(source: _Source, choice: DeviceChoice, progress: Progress) -> _Ready:
-    config, checkpoint = source.config, source.checkpoint
-    available = torch.cuda.mem_get_info(choice.device)[0] if choice.is_gpu else available_memory()
-    own = _choice_for(checkpoint, config, choice, available)
-    spec = checkpoint.spec(own.dtype, own.weight_dtype, own.kv_dtype)
-    drafting = None if source.draft is None else _choice_for(source.draft, config, choice, available)
-    draft_spec = None
-    if source.draft is not None and drafting is not None:
-        draft_spec = source.draft.spec(drafting.dtype, drafting.weight_dtype, drafting.kv_dtype)
-    max_model_len = _max_model_len(config, spec)
-    block_size = config.cache.block_size
-    memory = plan_memory(
-        spec,
-        config,
-        max_model_len,
-        available,
-        on_gpu=choice.is_gpu,
-        host_bytes=available_memory(),
-        draft=draft_spec,
-    )
-    stage = f"Loading the weights: about {format_bytes(memory.needed_bytes)} of {format_bytes(available)} free"
-    backends, specs = [load_backend(checkpoint, spec, choice, stage, progress)], [spec]
-    if source.draft is not None and draft_spec is not None:
-        backends.append(load_backend(source.draft, draft_spec, choice, "Loading the draft model", progress))
-        specs.append(draft_spec)
-    limit = config.memory_limit
-    model = LoadedModel(
-        backends,
-        specs,
-        config.scheduler.speculative if draft_spec is not None else None,
-        None if limit is None else limit - memory.weight_bytes,
-    )
-    model.allocate(block_size, memory.num_blocks)
-    preparation = model.backend.preparation()
-    if preparation:
-        progress(preparation, 0, 0)
-        model.forward(prompt_step(1, block_size))
-    progress("Measuring how many tokens a step may have", 0, 0)
-    largest = min(max_model_len, memory.num_blocks * block_size)
-    step = measure_step(config, source.codec(), spec, model.forward, largest, LARGEST_BUDGET)
-    model.allocate_host(memory.num_host_blocks)
-    return _Ready(own, model, memory, max_model_len, step.token_budget, step.seconds_per_token)
-
-
-def _choice_for(checkpoint: Checkpoint, config: EngineConfig, choice: DeviceChoice, free_bytes: int) -> DeviceChoice:
-    """``choice`` as the checkpoint's family can be run. Raises :class:`ModelLoadError`."""
-    if checkpoint.is_native:
-        return choice
-    spec = checkpoint.spec(choice.dtype)
-    assert isinstance(spec, TransformersSpec)
-    usable = free_bytes if config.memory_limit is None else min(free_bytes, config.memory_limit)
-    return library_choice(choice, config, spec, usable)
-
-
-def _max_model_len(config: EngineConfig, spec: ModelSpec) -> int:
-    asked = config.max_model_len
-    if asked is None:
-        return spec.max_position
-    if asked > spec.max_position:
-        why = spec.limit_reason if isinstance(spec, TransformersSpec) else ""
-        raise ModelLoadError(
-            f"max_model_len is {asked:,}, but {why or f'the model was made for {spec.max_position:,} tokens'}; "
-            f"use --max-model-len {spec.max_position} or less.",
-            "unsupported",
-        )
-    return asked
-
-
 def _cache_key(checkpoint: Checkpoint, spec: ModelSpec) -> bytes:
     """Prefixes the hash of every KV block: whatever changes keys and values changes it."""
     digest = hashlib.sha256(checkpoint.sha256.encode())
@@ -359,7 +220,7 @@ def _model_info(
     config: EngineConfig,
     checkpoint: Checkpoint,
     codec: TextCodec,
-    ready: _Ready,
+    ready: ReadyModel,
     threads: int,
     load_seconds: float,
 ) -> ModelInfo:

@@ -13,10 +13,17 @@ from kernels.backend import Backend
 
 
 def load_backend(
-    checkpoint: Checkpoint, spec: ModelSpec, choice: DeviceChoice, stage: str, progress: Progress
+    checkpoint: Checkpoint,
+    spec: ModelSpec,
+    choice: DeviceChoice,
+    stage: str,
+    progress: Progress,
+    *,
+    cuda_graphs: bool = True,
 ) -> Backend:
-    """The checkpoint's weights in the backend that computes ``spec``; ``stage`` is what is said meanwhile. Raises
-    :class:`ModelLoadError`, and whatever a device raises."""
+    """The checkpoint's weights in the backend that computes ``spec``; ``stage`` is what is said meanwhile.
+    ``cuda_graphs``: as :attr:`engine.config.EngineConfig.cuda_graphs`. Raises :class:`ModelLoadError`, and whatever a
+    device raises."""
     weights = _Counted(checkpoint.tensors(spec), stage, progress)
     if isinstance(spec, TransformersSpec):
         # Only where it is needed: the library takes seconds to import.
@@ -25,7 +32,7 @@ def load_backend(
         borrowed = TransformersBackend(choice.device)
         borrowed.load(spec, weights)
         return borrowed
-    backend = make_backend(choice)
+    backend = make_backend(choice, cuda_graphs=cuda_graphs)
     backend.load(spec, weights)
     return backend
 

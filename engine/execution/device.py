@@ -147,12 +147,12 @@ def gpu_failure(error: Exception) -> str:
     return message.rstrip(".")
 
 
-def make_backend(choice: DeviceChoice) -> Backend:
+def make_backend(choice: DeviceChoice, *, cuda_graphs: bool = True) -> Backend:
     if choice.is_gpu:
         # Only where a GPU is: triton is not installed everywhere.
         from kernels.triton.backend import TritonBackend
 
-        return TritonBackend(choice.device)
+        return TritonBackend(choice.device, cuda_graphs=cuda_graphs)
     from kernels.cpu.backend import CpuBackend
 
     return CpuBackend()

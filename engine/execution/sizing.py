@@ -112,11 +112,27 @@ def plan_memory(
             "settings, or choose a smaller model.",
             "memory",
         )
+    if on_gpu:
+        _refuse_host(specs, host_bytes)
     room = room_for_blocks(available_bytes - model_bytes, None if limit is None else limit - weight_bytes)
     num_blocks = _num_blocks(config, max_model_len, room, block_bytes, on_gpu=on_gpu)
     host_room = host_bytes - WORKING_BYTES if on_gpu else room.bytes - (num_blocks + 1) * block_bytes
     num_host_blocks = _num_host_blocks(config.cache.swap_blocks, num_blocks, host_room, block_bytes)
     return MemoryPlan(weight_bytes, block_bytes, num_blocks, num_host_blocks, working_bytes, available_bytes)
+
+
+def _refuse_host(specs: Sequence[ModelSpec], host_bytes: int) -> None:
+    """On a GPU: what the Transformers library computes is put together in the host's memory, and goes to the GPU as a
+    whole. The system would end the process where that is too small."""
+    for spec in specs:
+        needed = _weight_bytes(spec) + WORKING_BYTES
+        if isinstance(spec, TransformersSpec) and host_bytes < needed:
+            raise ModelLoadError(
+                f"{spec.architecture} runs through {spec.library}, which puts a model together in the host's memory: "
+                f"it needs about {format_bytes(needed)} there in {type_name(spec)}, and "
+                f"{format_bytes(max(0, host_bytes))} are free. Close other programs, or choose a smaller model.",
+                "memory",
+            )
 
 
 def _block_bytes(spec: ModelSpec, block_size: int, *, on_gpu: bool) -> int:

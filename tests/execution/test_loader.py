@@ -16,7 +16,7 @@ import torch
 from engine import loader
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
-from engine.execution import backends, device, first_step
+from engine.execution import backends, device, first_step, preparation
 from engine.execution.device import choose_device
 from engine.loader import LoadedEngine, load_engine
 from engine.models.checkpoint import Checkpoint
@@ -262,7 +262,7 @@ def test_a_length_beyond_the_models_is_refused(folder: Path) -> None:
 
 
 def test_a_pool_beyond_memory_is_refused_with_what_would_fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "available_memory", lambda: 400 * 2**20)
+    monkeypatch.setattr(preparation, "available_memory", lambda: 400 * 2**20)
     error = refusal(folder, cache=CacheConfig(num_blocks=1_000_000))
     assert error.kind == "memory"
     assert "1,000,000 KV blocks" in error.message and "MiB are free" in error.message and "--kv-blocks" in error.message
@@ -274,7 +274,7 @@ def test_a_pool_beyond_memory_is_refused_with_what_would_fit(folder: Path, monke
 def test_host_memory_beyond_what_is_left_is_refused_with_what_would_fit(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "available_memory", lambda: 400 * 2**20)
+    monkeypatch.setattr(preparation, "available_memory", lambda: 400 * 2**20)
     error = refusal(folder, cache=CacheConfig(num_blocks=100, swap_blocks=1_000_000))
     assert error.kind == "memory" and "1,000,000 blocks of host memory" in error.message
     fitting = int(error.message.rsplit("--swap-blocks ", 1)[1].rstrip(")."))
@@ -286,7 +286,7 @@ def test_host_memory_beyond_what_is_left_is_refused_with_what_would_fit(
 def test_a_model_beyond_memory_is_refused_before_its_weights_are_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "available_memory", lambda: 100 * 2**20)
+    monkeypatch.setattr(preparation, "available_memory", lambda: 100 * 2**20)
 
     def never(*_: Any) -> Any:
         raise AssertionError("the weights were touched")
@@ -368,11 +368,11 @@ def test_a_gpu_that_fails_at_warm_up_is_tried_once(folder: Path, monkeypatch: py
     def gpu(config: EngineConfig) -> device.DeviceChoice:
         return device.DeviceChoice(torch.device("cuda", 0), torch.float32, "the GPU works")
 
-    def make(choice: device.DeviceChoice) -> Any:
+    def make(choice: device.DeviceChoice, **given: Any) -> Any:
         if choice.is_gpu:
             attempts.append("gpu")
             raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable.")
-        return device.make_backend(choice)
+        return device.make_backend(choice, **given)
 
     monkeypatch.setattr(loader, "choose_device", gpu)
     monkeypatch.setattr(backends, "make_backend", make)

@@ -22,6 +22,7 @@ from engine.execution.sizing import (
 )
 from engine.models.architecture import spec_from_config
 from engine.models.errors import ModelLoadError
+from engine.models.transformers_spec import AttentionLayer, TransformersSpec
 from engine.scheduling.costs import PreemptionCosts
 from kernels.backend import Backend
 from kernels.cpu.backend import CpuBackend
@@ -288,3 +289,22 @@ def test_on_a_cpu_blocks_of_the_host_are_within_the_limit_too() -> None:
     plan = plan_memory(spec, EngineConfig(memory_limit=18 * GIB), 8192, 64 * GIB, on_gpu=False)
     blocks = plan.num_blocks + plan.num_host_blocks + 2
     assert plan.num_host_blocks > 0 and plan.weight_bytes + blocks * plan.block_bytes <= 18 * GIB
+
+
+def test_what_the_library_loads_must_fit_into_the_host_on_its_way_to_a_gpu() -> None:
+    spec = TransformersSpec(
+        architecture="GemmaForCausalLM",
+        config={},
+        library="Transformers 5",
+        vocab_size=1000,
+        max_position=8192,
+        limit_reason="",
+        parameters=10 * GIB,
+        dtype=torch.bfloat16,
+        layers=(AttentionLayer("layers.0.attention", 2, 64, 64, None),),
+    )
+    with pytest.raises(ModelLoadError, match=r"about 20\.2 GiB there in bfloat16, and 8\.0 GiB are free") as refused:
+        plan_memory(spec, EngineConfig(), 8192, 40 * GIB, on_gpu=True, host_bytes=8 * GIB)
+    assert refused.value.kind == "memory"
+    assert plan_memory(spec, EngineConfig(), 8192, 40 * GIB, on_gpu=True, host_bytes=32 * GIB).num_blocks > 0
+    plan_memory(llama_8b(torch.bfloat16), EngineConfig(), 8192, 40 * GIB, on_gpu=True, host_bytes=GIB)

@@ -18,6 +18,7 @@ from engine import loader
 from engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from engine.core import EngineCore
 from engine.environment import module_environment
+from engine.execution import preparation
 from engine.execution.device import DeviceChoice
 from engine.loader import LoadedEngine, load_engine
 from engine.models.errors import ModelLoadError
@@ -214,17 +215,17 @@ def test_on_a_cpu_it_is_bfloat16_where_float32_would_fill_it(folder: Path, monke
     from engine.execution.sizing import WORKING_BYTES
 
     enough = WORKING_BYTES * 2
-    monkeypatch.setattr(loader, "available_memory", lambda: enough)
-    library_choice = loader.library_choice
+    monkeypatch.setattr(preparation, "available_memory", lambda: enough)
+    library_choice = preparation.library_choice
 
     def at(free: int) -> Any:
         return lambda choice, config, spec, _: library_choice(choice, config, spec, free)
 
     spec = loader.Checkpoint.open(folder).spec(torch.float32)
-    monkeypatch.setattr(loader, "library_choice", at(2 * spec.parameters * 4 - 1))
+    monkeypatch.setattr(preparation, "library_choice", at(2 * spec.parameters * 4 - 1))
     info = load(folder).info
     assert info.dtype == info.kv_dtype == "bfloat16" and "more than half" in info.backend_reason
-    monkeypatch.setattr(loader, "library_choice", at(2 * spec.parameters * 4))
+    monkeypatch.setattr(preparation, "library_choice", at(2 * spec.parameters * 4))
     assert load(folder).info.dtype == "float32"
 
 
