@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -116,13 +115,16 @@ def test_bytes_and_operations_are_those_of_the_workload(shipped: list[dict[str, 
     def size(*shape: int) -> int:
         return torch.empty(shape, dtype=torch.bfloat16, device="meta").nbytes
 
-    decode = found("paged_attention", "bf16 decode d64 g3 16x32")
+    decode = found("paged_attention", "bf16 decode d64 g3 16x64 4w4s")
     assert decode["workload"] == "32 decodes of 1,024 tokens"
     keys, queries = size(32, 1024, 8, 64), size(32, 24, 64)
     assert decode["bytes"] == 2 * keys + 2 * queries
     assert decode["operations"] == 2 * 2 * 64 * 24 * 32 * 1024
 
-    prompt = found("paged_attention", "bf16 mixed d64 g3 64x32")
+    halved = found("paged_attention", "bf16 fp8-kv decode d64 g3 16x64 4w4s")
+    assert halved["bytes"] == keys + 2 * queries and halved["operations"] == decode["operations"]
+
+    prompt = found("paged_attention", "bf16 prefill d64 g3 128x64 8w3s")
     assert prompt["workload"] == "a prompt of 2,048 tokens"
     assert prompt["operations"] == sum(2 * 2 * 64 * 24 * seen for seen in range(1, 2049))
 
@@ -140,15 +142,49 @@ def test_errors_are_measured(shipped: list[dict[str, Any]]) -> None:
     assert min(rounded) > 0, "float arithmetic in another order cannot be exact"
 
 
-def test_every_tile_of_the_table_is_compiled(shipped: list[dict[str, Any]]) -> None:
-    from kernels.triton.paged_attention import TILES
+def _targets_of(configuration: Any) -> set[str]:
+    return set(TARGETS if configuration.targets is None else configuration.targets)
 
-    configs = {entry["config"] for entry in shipped if entry["kernel"] == "paged_attention"}
-    for one_token, itemsize, dim in TILES:
-        kinds = r"fp32" if itemsize == 4 else r"(bf16|fp16)"
-        pattern = rf"{kinds} {'decode' if one_token else 'mixed'} d(\d+) "
-        dims = [int(match[1 if itemsize == 4 else 2]) for config in configs if (match := re.match(pattern, config))]
-        assert any(dim // 2 < each <= dim for each in dims), (one_token, itemsize, dim)
+
+def test_every_attention_tile_is_compiled_wherever_it_is_used() -> None:
+    pytest.importorskip("triton")
+    from kernels.triton.attention_tiles import TILES
+    from kernels.triton.configurations import shipped_configurations
+
+    families = {target: "amd" if target.startswith("gfx") else "sm_80" for target in TARGETS} | {"sm_90": "sm_90"}
+    sizes = {"*u8": 1, "*fp16": 2, "*bf16": 2, "*fp32": 4}
+    compiled = set()
+    for each in shipped_configurations():
+        if each.kernel == "paged_attention":
+            constants, size = each.constants, sizes[each.types["key_ptr"]]
+            row = (constants["ONE_TOKEN"], size, constants["DIM_PADDED"])
+            tile = (constants["ROWS"], constants["KEYS"], each.num_warps, each.num_stages)
+            compiled |= {(target, row, tile) for target in _targets_of(each)}
+    for target, family in families.items():
+        for row, tile in TILES[family].items():
+            if target == "sm_80" and row[1] == 1:
+                continue  # no floats of 8 bits
+            # A group of up to 8 heads fits into the rows of every tile.
+            assert (target, row, (tile.rows, tile.keys, tile.num_warps, tile.num_stages)) in compiled
+
+
+def test_every_tile_of_an_int8_product_is_compiled() -> None:
+    pytest.importorskip("triton")
+    from kernels.triton.configurations import shipped_configurations
+    from kernels.triton.int8_matmul import ODD_TILE, TILES
+
+    compiled = set()
+    for each in shipped_configurations():
+        if each.kernel == "int8_matmul":
+            assert _targets_of(each) == set(TARGETS)
+            tile = tuple(each.constants[name] for name in ("ROWS", "OUTPUTS", "DEPTH"))
+            compiled.add((each.types["x_ptr"], *tile, each.num_warps, each.num_stages))
+    for (_, size), tile in TILES.items():
+        types = ["*fp32"] if size == 4 else ["*bf16", "*fp16"]
+        shape = (tile.rows, tile.outputs, tile.depth, tile.num_warps, tile.num_stages)
+        assert any((kind, *shape) in compiled for kind in types), tile
+    odd = (ODD_TILE.rows, ODD_TILE.outputs, ODD_TILE.depth, ODD_TILE.num_warps, ODD_TILE.num_stages)
+    assert {("*bf16", *odd), ("*fp32", *odd)} <= compiled
 
 
 def test_the_same_program_is_compiled_once() -> None:

@@ -5,6 +5,7 @@ of them. Steps of any shape must share one compiled kernel, and it must be the o
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -18,8 +19,21 @@ from triton.compiler import make_backend  # noqa: E402
 from triton.runtime.jit import JITFunction, create_function_from_signature  # noqa: E402
 
 from kernels import aot  # noqa: E402
+from kernels.sampling import SamplingBatch, SamplingRow  # noqa: E402
 from kernels.spec import StepBatch  # noqa: E402
-from kernels.triton import activation, block_copy, kv_write, norms, paged_attention  # noqa: E402
+from kernels.triton import (  # noqa: E402
+    activation,
+    attention_tiles,
+    block_copy,
+    embedding,
+    int8_matmul,
+    kv_write,
+    matrix,
+    norms,
+    paged_attention,
+    sampling,
+    truncation,
+)
 from kernels.triton.configurations import Configuration, shipped_configurations  # noqa: E402
 from kernels.triton.verification.base import make_batch  # noqa: E402
 
@@ -90,37 +104,111 @@ def _shifted(tensor: torch.Tensor) -> torch.Tensor:
     return torch.cat((tensor.new_zeros(1), tensor.flatten()))[1:].view(tensor.shape)
 
 
-def test_steps_of_any_shape_share_the_two_attention_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    launches = _launches(monkeypatch, paged_attention, "paged_attention_kernel")
-    cache = torch.zeros(1, 2, 16, 64, dtype=torch.bfloat16)
+def _attend(batch: StepBatch, window: int | None = None, num_kv_heads: int = 2) -> None:
+    """Attention over three query heads a group of 64 dimensions, bfloat16."""
+    q = torch.zeros(batch.num_tokens, 3 * num_kv_heads, 64, dtype=torch.bfloat16)
+    cache = torch.zeros(1, num_kv_heads, 16, 64, dtype=torch.bfloat16)
+    paged_attention.paged_attention(q, cache, cache, batch, scale=0.125, window=window)
 
-    def launch(batch: StepBatch, window: int | None) -> None:
-        q = torch.zeros(batch.num_tokens, 6, 64, dtype=torch.bfloat16)
-        paged_attention.paged_attention(q, cache, cache, batch, scale=0.125, window=window)
 
-    mixed = [_step([16], [16]), _step([1, 5], [240, 5]), _step([17, 1, 2], [17, 3000, 9]), _step([3] * 16, [3] * 16)]
-    decodes = [_step([1], [1]), _step([1] * 16, [16] * 16), _step([1] * 5, [300, 2, 3, 4, 5])]
-    for batch in mixed:
-        launch(batch, None)
-        launch(batch, 1)
-        launch(batch, 4096)
-    assert len(launches.seen) == 12 and all(seen == launches.seen[0] for seen in launches.seen)
-    assert _is_shipped(launches.seen[0], "paged_attention", "bf16 mixed d64 g3 64x32")
+def _attention_launches(
+    monkeypatch: pytest.MonkeyPatch, multiprocessors: int, name: str = "paged_attention_kernel"
+) -> _Launches:
+    processor = attention_tiles.Processor("sm_80", multiprocessors)
+    monkeypatch.setattr(paged_attention, "processor", lambda device: processor)
+    return _launches(monkeypatch, paged_attention, name)
 
-    launches.seen.clear()
-    for batch in decodes:
-        launch(batch, None)
-        launch(batch, 16)
-    odd = StepBatch(
-        **{name: getattr(batch, name) for name in ("token_ids", "positions", "slot_mapping", "logits_rows")},
+
+DECODES = ([1], [1]), ([1] * 16, [16] * 16), ([1] * 5, [300, 2, 3, 4, 5])
+
+
+def test_prompts_of_any_shape_share_an_attention_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    launches = _attention_launches(monkeypatch, 1)
+    for query_lens, seq_lens in ([16], [16]), ([2, 5], [240, 5]), ([17, 3, 2], [17, 3000, 9]), ([3] * 16, [3] * 16):
+        batch = _step(query_lens, seq_lens)
+        for window in (None, 1, 4096):
+            _attend(batch, window)
+    assert _is_shipped(launches.the_one(12), "paged_attention", "bf16 prefill d64 g3 64x64 4w3s")
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 200], ids=["whole", "split"])
+def test_decodes_of_any_number_share_an_attention_kernel(monkeypatch: pytest.MonkeyPatch, multiprocessors: int) -> None:
+    launches = _attention_launches(monkeypatch, multiprocessors)
+    combining = _launches(monkeypatch, paged_attention, "combine_splits_kernel")
+    for query_lens, seq_lens in DECODES:
+        batch = _step(query_lens, seq_lens)
+        _attend(batch)
+        _attend(batch, 16)
+    # As a step's inputs lie when they arrive in one copy, at addresses that 16 does not divide as well.
+    odd = replace(
+        batch,
         query_start=_shifted(batch.query_start),
         seq_lens=_shifted(batch.seq_lens),
         block_tables=_shifted(batch.block_tables),
+        table_stride=_shifted(torch.ones(1, dtype=torch.int32)),
     )
     assert odd.seq_lens.data_ptr() % 16 != 0
-    launch(odd, None)
-    assert len(launches.seen) == 7 and all(seen == launches.seen[0] for seen in launches.seen)
-    assert _is_shipped(launches.seen[0], "paged_attention", "bf16 decode d64 g3 16x32")
+    _attend(odd)
+    assert _is_shipped(launches.the_one(7), "paged_attention", "bf16 decode d64 g3 16x64 4w4s")
+    assert len(combining.seen) == (0 if multiprocessors == 1 else 7)
+
+
+def test_splits_of_any_number_are_combined_by_one_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    _attention_launches(monkeypatch, 200)
+    launches = _launches(monkeypatch, paged_attention, "combine_splits_kernel")
+    for query_lens, seq_lens in DECODES:
+        batch = _step(query_lens, seq_lens)
+        shifted = {name: _shifted(getattr(batch, name)) for name in ("query_start", "seq_lens")}
+        for window in (None, 16):
+            _attend(replace(batch, **shifted), window, num_kv_heads=1)
+    assert _is_shipped(launches.the_one(6), "combine_splits", "bf16 d64 3 heads")
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "kind"), [(0.0, 1.0, "greedy"), (0.7, 1.0, "drawn"), (0.7, 0.9, "truncated")]
+)
+def test_samples_of_any_number_share_their_kernels(
+    monkeypatch: pytest.MonkeyPatch, temperature: float, top_p: float, kind: str
+) -> None:
+    dtype, name, vocab = (torch.float16, "fp16", 49152) if kind == "truncated" else (torch.bfloat16, "bf16", 128256)
+    samples = _launches(monkeypatch, sampling, "sample_kernel")
+    reduces = _launches(monkeypatch, sampling, "sample_reduce_kernel")
+    edges = _launches(monkeypatch, truncation, "truncation_kernel")
+    for rows in (1, 16, 17):
+        batch = SamplingBatch([SamplingRow(temperature=temperature, top_p=top_p)] * rows)
+        tensors = {key: _shifted(torch.from_numpy(value)) for key, value in sampling.host_columns(batch).items()}
+        sampling.sample_on_device(torch.zeros(rows, vocab, dtype=dtype), batch, tensors)
+    assert _is_shipped(samples.the_one(3), "sample", f"{name} {vocab} tokens {kind}")
+    reduced = reduces.the_one(3)
+    if kind == "drawn":
+        assert _is_shipped(reduced, "sample_reduce", f"{vocab} tokens drawn")
+    if kind == "truncated":
+        assert _is_shipped(edges.the_one(3), "truncation", f"{name} {vocab} tokens")
+    else:
+        assert not edges.seen
+
+
+def test_int8_products_of_as_many_rows_as_a_tile_share_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    products = _launches(monkeypatch, int8_matmul, "int8_matmul_kernel")
+    sums = _launches(monkeypatch, int8_matmul, "sum_cuts_kernel")
+    for rows, outputs in ((1, 4096), (16, 70), (7, 16)):
+        x, q = torch.zeros(rows, 14336, dtype=torch.bfloat16), torch.zeros(outputs, 14336, dtype=torch.int8)
+        int8_matmul.int8_matmul(x, q, torch.zeros(outputs))
+    tile = int8_matmul.matmul_tile(16, 14336, torch.bfloat16)
+    shape = f"{tile.rows}x{tile.outputs}x{tile.depth}"
+    assert _is_shipped(products.the_one(3), "int8_matmul", f"bf16 16 rows 14336 deep {shape}")
+    assert _is_shipped(sums.the_one(3), "sum_cuts", "bf16")
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_embeddings_of_any_number_share_a_kernel(monkeypatch: pytest.MonkeyPatch, sampled: bool) -> None:
+    launches = _launches(monkeypatch, embedding, "embedding_kernel")
+    table = matrix.Matrix(torch.zeros(9, 4096, dtype=torch.bfloat16))
+    for tokens, before in ((1, 1), (16, 3), (33, 16)):
+        ids, source = _shifted(torch.zeros(tokens).long()), _shifted(torch.zeros(tokens, dtype=torch.int32))
+        previous = _shifted(torch.zeros(before).long()) if sampled else None
+        embedding.embedding(ids, table, torch.bfloat16, token_source=source, previous=previous)
+    assert _is_shipped(launches.the_one(3), "embedding", f"bf16 4096 wide{'' if sampled else ', ids known'}")
 
 
 @pytest.mark.parametrize(
