@@ -4,7 +4,7 @@ Triton decides whether a kernel is compiled or interpreted when the kernel is de
 two kinds of worker processes, and this module imports neither torch nor triton itself::
 
     examine ─┬─ compilers    (one a core)   code × target   -> registers, spills, shared memory
-             ├─ interpreters (one a core)   configuration   -> largest error against its reference
+             ├─ interpreters (a few)        configuration   -> largest error against its reference
              └─ here                        traffic × card  -> least time on paper
 
 Configurations that differ in their workload only have the same code, which is compiled once.
@@ -18,6 +18,7 @@ import os
 import re
 import subprocess
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -133,7 +134,7 @@ def examine(cards: Sequence[Card], progress: Callable[[int, int], None]) -> list
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with (
         ProcessPoolExecutor(cores, context, initializer=_start_worker, initargs=(False,)) as compilers,
-        ProcessPoolExecutor(cores, context, initializer=_start_worker, initargs=(True,)) as interpreters,
+        ProcessPoolExecutor(max(1, cores // 4), context, initializer=_start_worker, initargs=(True,)) as interpreters,
     ):
         labels = compilers.submit(_labels).result()
         compiled: dict[tuple[str, str], Future[Resources]] = {}
@@ -219,7 +220,10 @@ def _measure(index: int) -> float:
     import torch
 
     torch.set_num_threads(1)
-    return _configurations()[index].error()
+    with warnings.catch_warnings():
+        # The interpreter computes with numpy, which tells of every NaN of the poisoned memory that is masked later.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return _configurations()[index].error()
 
 
 def _compile(index: int, target: Target) -> Resources:

@@ -23,7 +23,7 @@ from kernels.aot import TARGETS, Label, Resources
 from kernels.cards import card_of
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.timeout(600)  # compiling and interpreting side by side: a minute on two idle cores
+pytestmark = pytest.mark.timeout(1500)  # 300 compilations and their errors: some three minutes on two idle cores
 
 OCCUPIED = {"registers", "spills", "shared_bytes"}
 ON_PAPER = {"workload", "bytes", "operations", "card", "roofline_us"}
@@ -37,7 +37,7 @@ def _command(*arguments: str, **environment: str) -> subprocess.CompletedProcess
         env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
         capture_output=True,
         text=True,
-        timeout=590,
+        timeout=1490,
     )
 
 
@@ -136,7 +136,7 @@ def test_bytes_and_operations_are_those_of_the_workload(shipped: list[dict[str, 
 
 def test_errors_are_measured(shipped: list[dict[str, Any]]) -> None:
     for entry in shipped:
-        limit = 5e-6 if entry["config"].startswith("fp32") else 2e-2
+        limit = 5e-6 if entry["config"].startswith("fp32") else 2.0**-4 if "e4m3" in entry["config"] else 2e-2
         assert entry["max_error"] <= limit, entry
     rounded = [entry["max_error"] for entry in shipped if entry["kernel"] == "paged_attention"]
     assert min(rounded) > 0, "float arithmetic in another order cannot be exact"
