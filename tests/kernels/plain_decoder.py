@@ -126,7 +126,8 @@ def _attention(spec: DecoderSpec, w: Weights, p: str, layer: int, x: torch.Tenso
             key = _norm(key, w[p + "self_attn.k_norm.weight"], spec.rms_norm_eps)
         if spec.layer_uses_rope(layer):
             query, key = _rotated(spec, query), _rotated(spec, key)
-        key, value = key.to(spec.dtype).double(), v[kv].to(spec.dtype).double()
+        kind = spec.kv_dtype or spec.dtype
+        key, value = key.to(kind).double(), v[kv].to(kind).double()
         scores = (query @ key.t() / math.sqrt(spec.head_dim)).masked_fill(hidden, -math.inf)
         outputs.append(scores.softmax(-1) @ value)
     return _linear(w, p + "self_attn.o_proj", torch.cat(outputs, dim=-1))
