@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,8 +83,8 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 
 
 def _show(findings: list[Finding], console: Console) -> None:
-    for card in dict.fromkeys(finding.card.name for finding in findings):
-        console.print(_table([finding for finding in findings if finding.card.name == card]))
+    for _, of_a_card in groupby(findings, lambda finding: finding.card):
+        console.print(_table(list(of_a_card)))
     console.print(_summary(findings), highlight=False)
 
 
