@@ -153,23 +153,21 @@ class TransformersBackend:
         q, k, v = (heads[0].transpose(0, 1).contiguous() for heads in (query, key, value))
         write_kv(keys, values, batch.slot_mapping, k, v)
         scale = layer.key_dim**-0.5 if scale is None else scale
-        fused = self._fused(layer, q, softcap)
-        if fused is not None:
-            attended = fused(q.to(keys.dtype), keys, values, batch, scale=scale, window=layer.window)
-        else:
-            attended = paged_attention(q, keys, values, batch, scale=scale, window=layer.window, softcap=softcap)
+        fused = self._fused(layer)
+        attend = paged_attention if fused is None else fused
+        q = q if fused is None else q.to(keys.dtype)
+        attended = attend(q, keys, values, batch, scale=scale, window=layer.window, softcap=softcap)
         return attended.to(query.dtype)[None]
 
-    def _fused(self, layer: AttentionLayer, q: torch.Tensor, softcap: float | None) -> Callable[..., Any] | None:
+    def _fused(self, layer: AttentionLayer) -> Callable[..., Any] | None:
         """The GPU's own kernel, where it computes such a layer."""
-        if not self._uses_fused or softcap is not None or layer.key_dim != layer.value_dim:
+        if not self._uses_fused or layer.key_dim != layer.value_dim:
             return None
         # Only where a GPU is: triton is not installed everywhere.
-        from kernels.triton import paged_attention as kernel
+        from kernels.triton.attention_tiles import has_tile
+        from kernels.triton.paged_attention import paged_attention as kernel
 
-        if (True, self.spec.dtype.itemsize, kernel.padded_head_dim(layer.key_dim)) not in kernel.TILES:
-            return None
-        return kernel.paged_attention
+        return kernel if has_tile(self.spec.dtype, layer.key_dim) else None
 
     def _blocks(self, layer: AttentionLayer, num_blocks: int, block_size: int, head_dim: int) -> torch.Tensor:
         shape = (num_blocks, layer.num_kv_heads, block_size, head_dim)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import mmap
 
@@ -9,16 +10,21 @@ import pytest
 import torch
 
 from kernels.spec import StepBatch
-from kernels.triton.paged_attention import (
-    NO_WINDOW,
+from kernels.triton.attention_kernels import combine_splits_kernel, paged_attention_kernel
+from kernels.triton.attention_tiles import (
+    MAX_SPLITS,
+    SPLIT_KEYS,
+    TILES,
+    Family,
     attention_constants,
     attention_tile,
-    paged_attention,
-    paged_attention_kernel,
+    combine_constants,
+    decode_splits,
 )
+from kernels.triton.paged_attention import NO_WINDOW, paged_attention
 from kernels.triton.reference import paged_attention_reference
 from kernels.triton.verification.attention import attention_error
-from kernels.triton.verification.base import largest_error, tolerance
+from kernels.triton.verification.base import largest_error, make_batch, tolerance
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
@@ -83,13 +89,24 @@ def test_a_tile_writes_its_own_rows_only() -> None:
     """32 rows are 6 queries of a group of 5 and two rows too many, which are the next tile's."""
     torch.manual_seed(0)
     q, keys, values = torch.randn(20, 5, 64), torch.randn(3, 1, 16, 64), torch.randn(3, 1, 16, 64)
-    tile = attention_tile(one_token=False, dtype=FP32, head_dim=64, group=5)
-    constants = attention_constants(tile, one_token=False, head_dim=64, num_heads=5, num_kv_heads=1, block_size=16)
+    tile = attention_tile(one_token=False, dtype=FP32, kv_dtype=FP32, head_dim=64, group=5, family="sm_80")
+    constants = attention_constants(
+        tile,
+        one_token=False,
+        head_dim=64,
+        num_heads=5,
+        num_kv_heads=1,
+        block_size=16,
+        kv_dtype=FP32,
+        has_softcap=False,
+    )
     assert tile.rows % 5 != 0
     out = torch.full_like(q, math.nan)
-    ends = torch.tensor([0, 20]), torch.tensor([20]), torch.tensor([[1, 2]])
-    arguments = [end.to(torch.int32) for end in ends]
-    paged_attention_kernel[(1, 1)](out, q, keys, values, *arguments, 1, 2, 0.1, NO_WINDOW, **constants)
+    integers = [torch.tensor(each, dtype=torch.int32) for each in ([0, 20], [20], [[1, 2]], [2])]
+    nothing = torch.empty(0)
+    paged_attention_kernel[(1, 1)](
+        out, nothing, nothing, q, keys, values, *integers, 1, 0.1, 0.0, NO_WINDOW, **constants
+    )
     queries = tile.rows // 5
     assert bool(torch.isfinite(out[:queries]).all())
     assert bool(out[queries:].isnan().all())
@@ -147,7 +164,157 @@ def test_offsets_beyond_two_to_the_31() -> None:
 
 def test_a_head_dimension_without_a_tile_is_refused() -> None:
     with pytest.raises(ValueError, match="head_dim is 512"):
-        attention_tile(one_token=True, dtype=BF16, head_dim=512, group=1)
+        attention_tile(one_token=True, dtype=BF16, kv_dtype=BF16, head_dim=512, group=1, family="amd")
+
+
+@pytest.mark.parametrize(
+    ("requests", "num_kv_heads", "multiprocessors", "splits"),
+    [
+        (1, 8, 132, 32),  # one request on an H200: 264 programs wanted, 8 without splits
+        (4, 8, 132, 9),
+        (32, 8, 132, 2),
+        (33, 8, 132, 1),
+        (256, 8, 132, 1),
+        (1, 1, 1, 2),
+        (1, 3, 16, 11),
+    ],
+)
+def test_splits_fill_the_device_and_no_more(
+    requests: int, num_kv_heads: int, multiprocessors: int, splits: int
+) -> None:
+    assert decode_splits(requests, num_kv_heads, multiprocessors) == splits
+
+
+def test_a_split_is_whole_tiles() -> None:
+    assert all(SPLIT_KEYS % tile.keys == 0 for table in TILES.values() for (one, *_), tile in table.items() if one)
+
+
+@pytest.mark.parametrize("splits", [2, 3, 8, MAX_SPLITS])
+@pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (5, 80)])
+def test_splits(splits: int, group: int, head_dim: int) -> None:
+    """Lengths on both sides of a split's edge, most of them too short for all of the splits."""
+    lengths = [1, 63, 64, 65, 128, 129, 300]
+    error = attention_error(
+        head_dim=head_dim, group=group, num_kv_heads=1, query_lens=[1] * 7, seq_lens=lengths, splits=splits
+    )
+    assert error <= tolerance(FP32)
+
+
+@pytest.mark.parametrize("window", [1, 64, 65, 100, 250])
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_a_window_bounds_the_splits(window: int, block_size: int) -> None:
+    error = attention_error(
+        num_kv_heads=1, query_lens=[1] * 3, seq_lens=[300, 256, 40], window=window, block_size=block_size, splits=4
+    )
+    assert error <= tolerance(FP32)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_decodes_beside_prompts(splits: int) -> None:
+    """Each of the two launches writes its own requests' rows."""
+    lengths = {"query_lens": [1, 40, 1, 2, 1], "seq_lens": [200, 45, 1, 2, 70]}
+    assert attention_error(**lengths, num_kv_heads=1, splits=splits) <= tolerance(FP32)
+    assert attention_error(**lengths, num_kv_heads=1, splits=splits, window=33) <= tolerance(FP32)
+
+
+def test_the_two_launches_write_disjoint_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch alone leaves the other's rows as they were."""
+    from kernels.triton import paged_attention as module
+
+    random = torch.Generator().manual_seed(0)
+    batch, blocks = make_batch([1, 9, 1], [80, 9, 3], 16, random)
+    cache, q = torch.randn(blocks, 1, 16, 64), torch.randn(11, 2, 64)
+    launch = module._launch
+    for kept, rows in ((True, [0, 10]), (False, list(range(1, 10)))):
+
+        def only(operands: object, *, one_token: bool, splits: int = 1, kept: bool = kept) -> None:
+            if one_token is kept:
+                launch(operands, one_token=one_token, splits=splits)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(module, "_launch", only)
+        out = torch.full_like(q, math.nan)
+        paged_attention(q, cache, cache, batch, scale=0.125, splits=2, out=out)
+        written = torch.isfinite(out).all(dim=(1, 2))
+        assert written.nonzero().flatten().tolist() == rows
+        assert bool(out[~written].isnan().all())
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+def test_padding_rows_read_nothing_and_give_0(splits: int) -> None:
+    """Rows with which a captured graph is filled up: no context, and block tables that lead nowhere."""
+    random = torch.Generator().manual_seed(0)
+    batch, blocks = make_batch([1, 1, 1], [70, 1, 1], 16, random)
+    cache = torch.full((blocks, 1, 16, 64), math.nan)
+    cache[batch.block_tables[0, :5].long()] = torch.randn(5, 1, 16, 64)
+    batch.seq_lens[1:] = 0
+    batch.block_tables[1:] = 2**31 - 1
+    q = torch.randn(3, 3, 64)
+    q[1:] = math.nan
+    for window in (None, 8):
+        out = paged_attention(q, cache, cache, batch, scale=0.125, window=window, splits=splits)
+        assert bool((out[1:] == 0).all())
+        assert bool(torch.isfinite(out[0]).all())
+
+
+def test_splits_without_keys_are_not_read() -> None:
+    """What the second kernel combines is what the first one wrote: the other partial results may hold anything."""
+    torch.manual_seed(0)
+    partial, lse = torch.full((1, 2, 8, 64), math.nan), torch.full((1, 2, 8), math.nan)
+    partial[:, :, :3], lse[:, :, :3] = torch.randn(1, 2, 3, 64), torch.randn(1, 2, 3)
+    ends = [torch.tensor(each, dtype=torch.int32) for each in ([0, 1], [150])]
+    out = torch.full((1, 2, 64), math.nan)
+    constants = combine_constants(num_heads=2, head_dim=64)
+    combine_splits_kernel[(1, 2)](out, partial, lse, *ends, NO_WINDOW, 8, **constants)
+    shares = torch.softmax(lse[0, :, :3] * math.log(2), dim=-1)
+    assert largest_error(out[0], (partial[0, :, :3] * shares[:, :, None]).sum(1)) <= tolerance(FP32)
+
+
+def test_the_stride_of_the_tables_is_read_on_the_device() -> None:
+    """Tables of another width at the same address, as a captured graph finds them."""
+    random = torch.Generator().manual_seed(0)
+    batch, blocks = make_batch([1, 1], [30, 40], 16, random)
+    cache, q = torch.randn(blocks, 1, 16, 64), torch.randn(2, 2, 64)
+    expected = paged_attention_reference(q, cache, cache, [1, 1], [30, 40], batch.block_tables, scale=0.125)
+    memory, stride = torch.full((40,), 2**31 - 1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    for width in (4, 7, 13):
+        memory.view(-1)[: 2 * width].view(2, width)[:, :4] = batch.block_tables[:, :4]
+        stride.fill_(width)
+        step = dataclasses.replace(batch, block_tables=memory.view(2, 20), table_stride=stride)
+        assert largest_error(paged_attention(q, cache, cache, step, scale=0.125), expected) <= tolerance(FP32)
+
+
+@pytest.mark.parametrize("softcap", [0.5, 5.0, 50.0])
+def test_soft_cap(softcap: float) -> None:
+    """Random scores of this size are around 1, so that the smaller caps bend them."""
+    shapes = {"num_kv_heads": 1, "softcap": softcap, "head_dim": 80}
+    assert attention_error(query_lens=[1, 20], seq_lens=[70, 24], **shapes) <= tolerance(FP32)
+    assert attention_error(query_lens=[1, 20], seq_lens=[70, 24], window=9, **shapes) <= tolerance(FP32)
+    assert attention_error(query_lens=[1, 1], seq_lens=[70, 200], splits=3, **shapes) <= tolerance(FP32)
+
+
+def test_a_soft_cap_does_not_overflow() -> None:
+    """Scores of ±10,000 are the cap itself: the keys of one sign share the weight."""
+    keys, values = torch.ones(2, 1, 16, 64), torch.randn(2, 1, 16, 64)
+    keys[1, 0, 1::2] = -1.0
+    q = torch.full((1, 2, 64), 1e4)
+    tables = torch.tensor([[1]], dtype=torch.int32)
+    out = paged_attention(q, keys, values, _decode_batch(tables, 16), scale=1 / 64, softcap=30.0)
+    assert largest_error(out, values[1, 0, ::2].mean(0).expand(1, 2, 64)) <= tolerance(FP32)
+
+
+@pytest.mark.parametrize("dtype", [FP32, FP16, BF16])
+@pytest.mark.parametrize("kv_dtype", [torch.float8_e4m3fn, torch.float8_e4m3fnuz])
+def test_keys_and_values_of_8_bits(dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    shapes = {"dtype": dtype, "kv_dtype": kv_dtype, "head_dim": 80, "num_kv_heads": 1}
+    assert attention_error(query_lens=[1, 19], seq_lens=[70, 25], **shapes) <= tolerance(dtype)
+    assert attention_error(query_lens=[1, 1], seq_lens=[70, 130], splits=2, **shapes) <= tolerance(dtype)
+
+
+@pytest.mark.parametrize("family", ["sm_90", "amd"])
+def test_tiles_of_other_gpus(family: Family) -> None:
+    for dtype in (FP32, BF16):
+        shapes = {"dtype": dtype, "family": family, "group": 3, "num_kv_heads": 1}
+        assert attention_error(query_lens=[1, 70], seq_lens=[70, 90], window=40, **shapes) <= tolerance(dtype)
 
 
 def _decode_batch(tables: torch.Tensor, seq_len: int) -> StepBatch:

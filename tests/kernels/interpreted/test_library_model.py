@@ -40,4 +40,4 @@ def test_logits_are_the_library_s(name: str, tmp_path: Path, monkeypatch: pytest
             expected = saved.logits(request.token_ids)[first : first + count]
             assert float((rows - expected).abs().max()) < 1e-4
             request.num_computed_tokens += count
-    assert all(used) is (name != "gemma2") and any(used) is (name != "gemma2")  # its scores have a soft cap
+    assert used and all(used)
