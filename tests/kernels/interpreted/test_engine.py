@@ -2,122 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
 
-from engine.config import SchedulerConfig
-from engine.core import EngineCore
-from engine.events import Preempted
-from engine.execution.runner import ModelRunner, host_step
+from engine.execution.runner import host_step
 from engine.execution.sizing import prompt_step
-from engine.models.architecture import expected_tensors
-from engine.request import SamplingParams
 from kernels.backend import Backend
 from kernels.cpu.backend import CpuBackend
-from kernels.spec import DecoderSpec
 from kernels.triton.backend import TritonBackend
+from tests.kernels.interpreted.tiny_engine import BLOCK_SIZE, SPECS, VOCAB, run_engine, tiny_weights
 from tests.kernels.swap_contract import IMPOSSIBLE_PAIRS, assert_refused
-from tests.oracles import EngineProbe
-
-VOCAB = 61
-BLOCK_SIZE = 4
-NUM_BLOCKS = 6
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    token_ids: list[list[int]]
-    logprobs: list[float]
-    preemptions: int
-    cached_tokens: int
-
-
-def _spec(**changes: object) -> DecoderSpec:
-    head_dim = int(changes.get("head_dim", 64))  # type: ignore[call-overload]
-    rotary_dim = int(changes.pop("rotary_dim", head_dim))  # type: ignore[call-overload]
-    values = {
-        "architecture": "LlamaForCausalLM",
-        "vocab_size": VOCAB,
-        "hidden_size": 40,
-        "intermediate_size": 56,
-        "num_layers": 2,
-        "num_heads": 3,
-        "num_kv_heads": 1,
-        "head_dim": head_dim,
-        "rms_norm_eps": 1e-5,
-        "max_position": 256,
-        "dtype": torch.float32,
-        "inv_freq": 10_000.0 ** (-torch.arange(0, rotary_dim, 2).float() / rotary_dim),
-    }
-    return DecoderSpec(**{**values, **changes})
-
-
-SPECS = {
-    "tied, group 3, window 8 in one layer": _spec(tie_embeddings=True, sliding_window=(8, None)),
-    "group 5, q/k norm, scaled rotary": _spec(num_heads=5, head_dim=16, qk_norm=True, rope_attention_scaling=1.2),
-    "biases, two kv heads, partial rotary, a layer without": _spec(
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=80,
-        rotary_dim=24,
-        rope_layers=(True, False),
-        attention_bias=True,
-        attention_out_bias=True,
-        mlp_bias=True,
-    ),
-}
-
-
-def _weights(spec: DecoderSpec) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    tensors = {}
-    for name, shape in expected_tensors(spec).items():
-        values = torch.randn(shape, generator=generator)
-        tensors[name] = 1 + 0.2 * values if name.endswith("norm.weight") else values * 1.5 * shape[-1] ** -0.5
-    return tensors
-
-
-def _run(backend: Backend, spec: DecoderSpec) -> _Outcome:
-    backend.load(spec, _weights(spec))
-    backend.allocate_kv(NUM_BLOCKS + 1, BLOCK_SIZE)
-    core = EngineCore(
-        ModelRunner(backend, spec, BLOCK_SIZE),
-        scheduler=SchedulerConfig(max_num_seqs=4),
-        num_blocks=NUM_BLOCKS,
-        block_size=BLOCK_SIZE,
-        prefix_cache=True,
-        max_model_len=128,
-        vocab_size=VOCAB,
-        token_budget=12,
-    )
-    probe = EngineProbe(core)
-    generator = torch.Generator().manual_seed(9)
-    prompt = torch.randint(0, VOCAB, (20,), generator=generator).tolist()
-    greedy = SamplingParams(max_tokens=3, logprobs=2)
-    drawn = SamplingParams(max_tokens=3, temperature=0.8, top_p=0.9, seed=4, presence_penalty=0.5)
-    # Prompts of one token, on both sides of a block's edge, longer than the budget, with a common beginning.
-    ids = [probe.add(prompt[:length], greedy) for length in (1, 7, 8, 17)]
-    ids.append(probe.add(prompt[3:8], drawn))
-    probe.run()
-    answers = [probe.answers[request_id] for request_id in ids]
-    assert all(answer.last is not None and answer.last.finish_reason == "length" for answer in answers)
-    return _Outcome(
-        token_ids=[answer.token_ids for answer in answers],
-        logprobs=[entry.logprob for answer in answers for entry in answer.logprobs],
-        preemptions=len(probe.of(Preempted)),
-        cached_tokens=sum(answer.last.cached_tokens for answer in answers if answer.last is not None),
-    )
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_the_ids_of_the_cpu_backend(name: str) -> None:
     spec = SPECS[name]
-    expected = _run(CpuBackend(), spec)
-    result = _run(TritonBackend("cpu"), spec)
+    expected = run_engine(CpuBackend(), spec)
+    result = run_engine(TritonBackend("cpu"), spec)
     assert result.token_ids == expected.token_ids
     assert len(result.logprobs) == 4 * 3
     assert max(abs(a - b) for a, b in zip(result.logprobs, expected.logprobs, strict=True)) < 1e-4
@@ -129,7 +31,7 @@ def test_the_ids_of_the_cpu_backend(name: str) -> None:
 def test_a_step_without_logits_still_writes_keys_and_values() -> None:
     spec, logits = SPECS["group 5, q/k norm, scaled rotary"], []
     for backend in (TritonBackend("cpu"), CpuBackend()):
-        backend.load(spec, _weights(spec))
+        backend.load(spec, tiny_weights(spec))
         backend.allocate_kv(4, BLOCK_SIZE)
 
         def forward(first: int, count: int, wanted: bool, backend: Backend = backend) -> torch.Tensor:
@@ -149,15 +51,9 @@ def test_a_step_wants_a_model_and_memory() -> None:
     batch = backend.upload(prompt_step(1, BLOCK_SIZE))
     with pytest.raises(RuntimeError, match="load a model"):
         backend.forward(batch)
-    backend.load(spec, _weights(spec))
+    backend.load(spec, tiny_weights(spec))
     with pytest.raises(RuntimeError, match="allocate"):
         backend.forward(batch)
-
-
-def test_weights_of_another_type_than_the_rest_are_refused() -> None:
-    spec = dataclasses.replace(SPECS["group 5, q/k norm, scaled rotary"], weight_dtype=torch.int8)
-    with pytest.raises(ValueError, match="int8"):
-        TritonBackend("cpu").load(spec, _weights(spec))
 
 
 def test_a_bad_row_of_logits_is_marked_and_alone() -> None:
@@ -176,7 +72,7 @@ def test_a_bad_row_of_logits_is_marked_and_alone() -> None:
 def test_a_storage_takes_what_it_says() -> None:
     spec = SPECS["biases, two kv heads, partial rotary, a layer without"]
     backend = TritonBackend("cpu")
-    backend.load(spec, _weights(spec))
+    backend.load(spec, tiny_weights(spec))
     backend.allocate_kv(7, 16)
     assert backend.kv.nbytes == 7 * backend.kv_bytes_per_block(16)
     assert torch.count_nonzero(backend.kv) == 0
@@ -186,7 +82,7 @@ def _filled(num_blocks: int, num_host_blocks: int) -> tuple[TritonBackend, torch
     """A backend whose pool holds numbers, and a copy of them."""
     spec = SPECS["biases, two kv heads, partial rotary, a layer without"]
     backend = TritonBackend("cpu")
-    backend.load(spec, _weights(spec))
+    backend.load(spec, tiny_weights(spec))
     backend.allocate_kv(num_blocks, BLOCK_SIZE)
     backend.allocate_host_kv(num_host_blocks)
     with torch.inference_mode():
@@ -227,7 +123,7 @@ def test_blocks_that_do_not_exist_are_not_moved(pair: tuple[int, int]) -> None:
 def test_host_memory_is_asked_for_before_it_is_used() -> None:
     backend = TritonBackend("cpu")
     spec = SPECS["biases, two kv heads, partial rotary, a layer without"]
-    backend.load(spec, _weights(spec))
+    backend.load(spec, tiny_weights(spec))
     backend.allocate_kv(3, BLOCK_SIZE)
     with pytest.raises(RuntimeError, match="host"):
         backend.swap_out([(1, 1)])
