@@ -93,24 +93,29 @@ def reduce_constants(vocab: int) -> dict[str, int]:
 
 
 @triton.jit
-def _gumbel(seed: tl.tensor, position: tl.tensor, part: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
-    """The noise of a part's tokens, float32 [BLOCK].
+def gumbel(words: tl.tensor) -> tl.tensor:
+    """Gumbel noise of random ``words``, uint32: float32.
 
     Of a uniform number v, E = -log(1 - v) is exponential and -log(E) Gumbel. Large noise, which wins, comes of small v:
     they keep 32 bits, where 1 - v would round them to a few.
     """
-    group = (part * (BLOCK // 4) + tl.arange(0, BLOCK // 4)).to(tl.uint32)
-    zero = group * 0
-    low = zero + (position & 0xFFFFFFFF).to(tl.uint32)
-    high = zero + (position >> 32).to(tl.uint32)
-    first, second, third, fourth = tl.philox(seed, group, low, high, zero)
-    words = tl.interleave(tl.interleave(first, third), tl.interleave(second, fourth))
     v = (words.to(tl.float32) + 0.5) * 2.0**-32
     rest = ((words ^ 0xFFFFFFFF).to(tl.float32) + 0.5) * 2.0**-32  # 1 - v
     # The Taylor series of -log(1 - v); below 1/16 what it leaves out is less than float32 can hold.
     series = 1 / 5 + v * (1 / 6 + v * (1 / 7))
     series = v * (1.0 + v * (1 / 2 + v * (1 / 3 + v * (1 / 4 + v * series))))
     return -tl.log(tl.where(v < 0.0625, series, -tl.log(rest)))
+
+
+@triton.jit
+def random_words(seed: tl.tensor, position: tl.tensor, part: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
+    """The random words of a part's tokens, uint32 [BLOCK]."""
+    group = (part * (BLOCK // 4) + tl.arange(0, BLOCK // 4)).to(tl.uint32)
+    zero = group * 0
+    low = zero + (position & 0xFFFFFFFF).to(tl.uint32)
+    high = zero + (position >> 32).to(tl.uint32)
+    first, second, third, fourth = tl.philox(seed, group, low, high, zero)
+    return tl.interleave(tl.interleave(first, third), tl.interleave(second, fourth))
 
 
 @triton.jit(
@@ -147,8 +152,8 @@ def sample_kernel(
     if temperature_ptr is not None:
         temperature = tl.load(temperature_ptr + row)
         if temperature > 0:
-            noise = _gumbel(tl.load(seed_ptr + row), tl.load(position_ptr + row), part, BLOCK)
-            scores = scores / temperature + noise
+            words = random_words(tl.load(seed_ptr + row), tl.load(position_ptr + row), part, BLOCK)
+            scores = scores / temperature + gumbel(words)
             if edge_ptr is not None:
                 edge = tl.load(edge_ptr + row)
                 kept = (x > edge) | ((x == edge) & (columns <= tl.load(last_ptr + row)))
