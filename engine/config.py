@@ -154,9 +154,10 @@ class EngineConfig:
     model: str = STARTER_MODEL
     """``starter``, a folder with a checkpoint, or a repository of the Hugging Face cache (``org/name``)."""
     dtype: str = "auto"
-    """Type of weights and activations; int8, on a CPU only: weights of 8 bits, keys and values in bfloat16; auto: int8
-    on a CPU (a family that runs through Transformers: float32, or bfloat16 where that would fill the memory), on a GPU
-    bfloat16 or, where it does not compute that natively, float16 (float32 where the model's numbers are too large)."""
+    """Type of weights and activations; int8: weights of 8 bits, the rest in bfloat16 or what auto takes in its place;
+    auto: int8 on a CPU (a family that runs through Transformers: float32, or bfloat16 where that would fill the
+    memory), on a GPU bfloat16 or, where it does not compute that natively, float16 (float32 where the model's numbers
+    are too large), with weights of 8 bits where others would leave no room for a pool."""
     kv_dtype: str = "auto"
     """Type of keys and values; auto: that of the activations; fp8, on GPUs that have it: half of 16 bits, so that a
     pool holds twice the tokens and a long context is read in half the time, less exactly."""

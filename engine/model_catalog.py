@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-import platformdirs
 
 from engine.config import STARTER_MODEL
 
@@ -66,9 +65,9 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     def is_loadable(self) -> bool:
         return self.state in LOADABLE
 
-    def kv_bytes(self, dtype: str, tokens: int) -> int:
-        """Of so many tokens in all, where the weights are kept in ``dtype``."""
-        return self.kv_values * (4 if dtype == "float32" else 2) * tokens
+    def kv_bytes(self, dtype: str, tokens: int, kv_dtype: str = "auto") -> int:
+        """Of so many tokens in all, where the weights are kept in ``dtype``, keys and values in ``kv_dtype``."""
+        return self.kv_values * (1 if kv_dtype == "fp8" else 4 if dtype == "float32" else 2) * tokens
 
     def needed_bytes(self, dtype: str, tokens: int) -> int:
         """Weights, KV and working memory together; 0 where the weights are not known."""
@@ -113,13 +112,20 @@ ScanEvent = Found | Room | Scanned
 scan_events: msgspec.json.Decoder[ScanEvent] = msgspec.json.Decoder(ScanEvent)
 
 
+SMALL_POOL_TOKENS = 4096
+"""Tokens for which a GPU must have room beside a model in 16 bits; where it has not, ``auto`` takes int8."""
+
+
 def default_dtype(device: str) -> str:
-    """Type that ``auto`` stands for: int8 on a CPU; a GPU may still take float16 where it has no bfloat16."""
+    """Type that ``auto`` stands for: int8 on a CPU; a GPU may still take float16 where it has no bfloat16, and int8
+    where there is no room."""
     return "int8" if device == "cpu" else "bfloat16"
 
 
 def models_folder(cache_dir: Path | None = None) -> Path:
     """Where imported models lie, in ``cache_dir`` or the user's own cache folder."""
+    import platformdirs  # what only computes need not have it
+
     return (cache_dir or Path(platformdirs.user_cache_dir("batchscope"))) / "models"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from app.translation import ntr, tr
 from app.words import bytes_label
-from engine.model_catalog import Machine, ModelEntry, default_dtype
+from engine.model_catalog import SMALL_POOL_TOKENS, Machine, ModelEntry, default_dtype
 
 SMALLEST_CONTEXT = 16
 """Tokens of one block: with less nothing is answered."""
@@ -18,6 +18,7 @@ class Wanted:
 
     device: str = "auto"
     dtype: str = "auto"
+    kv_dtype: str = "auto"
     context: int = 4096
     """Tokens of one chat, prompt and answers."""
     chats: int = 1
@@ -71,11 +72,16 @@ def need_of(entry: ModelEntry, wanted: Wanted, machine: Machine | None) -> Need 
     weights, working = entry.weight_bytes[dtype], entry.working_bytes
     if wanted.limit_bytes is not None:
         room = min(room, wanted.limit_bytes + working)
+    small_pool = min(SMALL_POOL_TOKENS, entry.max_position or SMALL_POOL_TOKENS)
+    least = weights + working + entry.kv_bytes(dtype, small_pool, wanted.kv_dtype)
+    if gpu and wanted.dtype == "auto" and least > room and "int8" in entry.weight_bytes:
+        dtype, weights = "int8", entry.weight_bytes["int8"]
     context = min(wanted.context, entry.max_position) if entry.max_position else wanted.context
     tokens = context * wanted.chats
-    per_token = max(1, entry.kv_bytes(dtype, 1))
+    per_token = max(1, entry.kv_bytes(dtype, 1, wanted.kv_dtype))
     fitting = max(0, (room - weights - working) // per_token)
-    return Need(dtype, weights, entry.kv_bytes(dtype, tokens), working, room, tokens, fitting)
+    kv = entry.kv_bytes(dtype, tokens, wanted.kv_dtype)
+    return Need(dtype, weights, kv, working, room, tokens, fitting)
 
 
 def verdict(need: Need, wanted: Wanted) -> str:

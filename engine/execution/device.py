@@ -90,7 +90,7 @@ def library_choice(choice: DeviceChoice, config: EngineConfig, spec: Transformer
             "unsupported",
         )
     dtype, reason = choice.dtype, f"{choice.reason}; {whose}"
-    if choice.weight_dtype is not None:
+    if choice.weight_dtype is not None and not choice.is_gpu:
         fits = 2 * spec.parameters * torch.float32.itemsize <= free_bytes
         dtype = torch.float32 if fits else torch.bfloat16
         said = "at most half" if fits else "more than half"
@@ -98,6 +98,11 @@ def library_choice(choice: DeviceChoice, config: EngineConfig, spec: Transformer
     if spec.limit_reason:
         reason = f"{reason}; {spec.limit_reason}"
     return DeviceChoice(choice.device, dtype, reason)
+
+
+def with_int8(choice: DeviceChoice, why: str) -> DeviceChoice:
+    """On a GPU, where ``auto`` takes weights of 8 bits because of ``why``, a clause."""
+    return dataclasses.replace(choice, weight_dtype=torch.int8, reason=f"{choice.reason}; int8, because {why}")
 
 
 def without_float16(choice: DeviceChoice) -> DeviceChoice:
@@ -159,19 +164,14 @@ def make_backend(choice: DeviceChoice, *, cuda_graphs: bool = True) -> Backend:
 
 
 def _gpu_choice(config: EngineConfig) -> DeviceChoice:
-    if config.dtype == "int8":
-        raise ModelLoadError(
-            "dtype is int8, which is computed on a CPU only; use --device cpu, or --dtype auto.", "unsupported"
-        )
     device = torch.device("cuda", torch.cuda.current_device())
     name = torch.cuda.get_device_name(device)
-    if config.dtype != "auto":
+    if config.dtype not in ("auto", "int8"):
         return DeviceChoice(device, getattr(torch, config.dtype), f"{name} works")
     native = torch.cuda.is_bf16_supported(including_emulation=False)
     dtype = torch.bfloat16 if native else torch.float16
-    return DeviceChoice(
-        device, dtype, f"{name} works; it {'computes' if native else 'does not compute'} bfloat16 natively"
-    )
+    reason = f"{name} works; it {'computes' if native else 'does not compute'} bfloat16 natively"
+    return DeviceChoice(device, dtype, reason, torch.int8 if config.dtype == "int8" else None)
 
 
 def _kv_type(config: EngineConfig, device: torch.device) -> torch.dtype | None:

@@ -18,6 +18,7 @@ from engine.execution.device import (
     cpu_choice,
     gpu_failure,
     library_choice,
+    with_int8,
     without_float16,
 )
 from engine.execution.device_memory import CudaMemory
@@ -33,6 +34,7 @@ from engine.execution.sizing import (
     format_bytes,
     plan_memory,
     prompt_step,
+    shortage,
 )
 from engine.failures import is_out_of_memory
 from engine.models.checkpoint import Checkpoint, Progress
@@ -91,11 +93,11 @@ def _release_gpu() -> None:
 
 
 def _prepare_finite(source: Source, choice: DeviceChoice, progress: Progress) -> ReadyModel:
-    """In float32, where float16 was nobody's wish and is too small for the model's numbers."""
+    """With activations in float32, where float16 was nobody's wish and is too small for the model's numbers."""
     try:
         return _prepare_on(source, choice, progress)
     except NotFiniteError:
-        if choice.dtype != torch.float16 or source.config.dtype != "auto":
+        if choice.dtype != torch.float16 or source.config.dtype not in ("auto", "int8"):
             raise
     # The error is gone, and with it the model that it held in memory.
     if choice.is_gpu:
@@ -106,6 +108,7 @@ def _prepare_finite(source: Source, choice: DeviceChoice, progress: Progress) ->
 def _prepare_on(source: Source, choice: DeviceChoice, progress: Progress) -> ReadyModel:
     config, checkpoint = source.config, source.checkpoint
     available = torch.cuda.mem_get_info(choice.device)[0] if choice.is_gpu else available_memory()
+    choice = _in_a_type_that_fits(source, choice, available)
     own = _choice_for(checkpoint, config, choice, available)
     spec = checkpoint.spec(own.dtype, own.weight_dtype, own.kv_dtype)
     drafting = None if source.draft is None else _choice_for(source.draft, config, choice, available)
@@ -166,6 +169,17 @@ def _fit_to_cpu(
         model.forward(prompt_step(1, block_size))
     progress("Measuring how many tokens a step may have", 0, 0)
     return Fitted(plan, measure(min(max_model_len, plan.num_blocks * block_size)), "")
+
+
+def _in_a_type_that_fits(source: Source, choice: DeviceChoice, free_bytes: int) -> DeviceChoice:
+    """``choice``, with int8 where the type is left to us and a GPU has no room for more."""
+    config, checkpoint = source.config, source.checkpoint
+    if not choice.is_gpu or config.dtype != "auto" or not checkpoint.is_native:
+        return choice  # the Transformers library has no int8
+    opened = [checkpoint] if source.draft is None else [checkpoint, source.draft]
+    specs = [each.spec(choice.dtype, kv_dtype=choice.kv_dtype if each.is_native else None) for each in opened]
+    why = shortage(specs, config, _max_model_len(config, specs[0]), free_bytes)
+    return with_int8(choice, why) if why else choice
 
 
 def _choice_for(checkpoint: Checkpoint, config: EngineConfig, choice: DeviceChoice, free_bytes: int) -> DeviceChoice:

@@ -12,6 +12,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.failures import is_out_of_memory
+from engine.model_catalog import SMALL_POOL_TOKENS
 from engine.models.architecture import expected_tensors
 from engine.models.errors import ModelLoadError
 from engine.models.footprint import FLOAT32_BYTES, WORKING_BYTES, weight_bytes, working_bytes
@@ -119,6 +120,22 @@ def plan_memory(
     host_room = host_bytes - WORKING_BYTES if on_gpu else room.bytes - (num_blocks + 1) * block_bytes
     num_host_blocks = _num_host_blocks(config.cache.swap_blocks, num_blocks, host_room, block_bytes)
     return MemoryPlan(weight_bytes, block_bytes, num_blocks, num_host_blocks, working_bytes, available_bytes)
+
+
+def shortage(specs: Sequence[ModelSpec], config: EngineConfig, max_model_len: int, available_bytes: int) -> str:
+    """Why a GPU with ``available_bytes`` free has no room for the models beside the pool that was asked for or, without
+    a given number, ``SMALL_POOL_TOKENS`` tokens: a clause with the numbers; empty where it has."""
+    block_size, limit = config.cache.block_size, config.memory_limit
+    num_blocks = config.cache.num_blocks or -(-min(SMALL_POOL_TOKENS, max_model_len) // block_size)
+    block_bytes = sum(_block_bytes(spec, block_size, on_gpu=True) for spec in specs)
+    kept = sum(map(_weight_bytes, specs)) + (num_blocks + 1) * block_bytes
+    needed = kept + _working_bytes(specs, config.scheduler.max_num_seqs)
+    with_pool = f"with room for {num_blocks * block_size:,} tokens {dtype_name(specs[0].dtype)} needs about"
+    if needed > available_bytes:
+        return f"{with_pool} {format_bytes(needed)}, and {format_bytes(available_bytes)} are free"
+    if limit is not None and kept > limit:
+        return f"{with_pool} {format_bytes(kept)}, and the memory limit is {format_bytes(limit)}"
+    return ""
 
 
 def _refuse_host(specs: Sequence[ModelSpec], host_bytes: int) -> None:

@@ -395,10 +395,44 @@ def test_a_cpu_takes_int8_unless_it_is_told_otherwise() -> None:
         assert (choice.dtype, choice.weight_dtype) == (dtype, None)
 
 
-def test_int8_is_for_a_cpu_with_keys_and_values_in_bfloat16(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_on_a_cpu_has_keys_and_values_in_bfloat16() -> None:
     choice = choose_device(EngineConfig(device="cpu", dtype="int8"))
     assert (choice.device.type, choice.dtype, choice.weight_dtype) == ("cpu", torch.bfloat16, torch.int8)
-    monkeypatch.setattr(device, "gpu_problem", lambda: None)
+
+
+def find_one(patch: pytest.MonkeyPatch, *, bfloat16: bool = True) -> None:
+    """A GPU that answers."""
+    patch.setattr(device, "gpu_problem", lambda: None)
+    patch.setattr(torch.cuda, "current_device", lambda: 0)
+    patch.setattr(torch.cuda, "get_device_name", lambda _: "Some GPU")
+    patch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bfloat16)
+
+
+@pytest.mark.parametrize(("bfloat16", "dtype"), [(True, torch.bfloat16), (False, torch.float16)])
+def test_int8_on_a_gpu_has_the_rest_in_its_own_type(
+    monkeypatch: pytest.MonkeyPatch, bfloat16: bool, dtype: torch.dtype
+) -> None:
+    find_one(monkeypatch, bfloat16=bfloat16)
     for asked in ("cuda", "auto"):
-        error = refusal(folder, device=asked, dtype="int8")
-        assert error.kind == "unsupported" and "--device cpu" in error.message
+        choice = choose_device(EngineConfig(device=asked, dtype="int8"))
+        assert (choice.device.type, choice.dtype, choice.weight_dtype) == ("cuda", dtype, torch.int8)
+    auto = choose_device(EngineConfig())
+    assert (auto.dtype, auto.weight_dtype) == (dtype, None)
+
+
+def test_auto_takes_int8_on_a_gpu_without_room_for_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find_one(monkeypatch)
+
+    def choice_with(free: int, **options: Any) -> device.DeviceChoice:
+        config = EngineConfig(model=str(folder), **options)
+        source = preparation.Source(config, Checkpoint.open(folder), None, lambda: pytest.fail("not needed"))
+        return preparation._in_a_type_that_fits(source, choose_device(config), free)
+
+    assert choice_with(2**40).weight_dtype is None
+    small = choice_with(2**20)
+    assert (small.device.type, small.dtype, small.weight_dtype) == ("cuda", torch.bfloat16, torch.int8)
+    assert "int8, because with room for" in small.reason and "and 1 MiB are free" in small.reason
+    limited = choice_with(2**40, memory_limit=2**16)
+    assert limited.weight_dtype == torch.int8 and "the memory limit is " in limited.reason
+    assert choice_with(2**20, dtype="bfloat16").weight_dtype is None
+    assert choice_with(2**20, device="cpu", dtype="bfloat16").weight_dtype is None

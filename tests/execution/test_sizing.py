@@ -19,6 +19,7 @@ from engine.execution.sizing import (
     block_move_seconds,
     measure_token_budget,
     plan_memory,
+    shortage,
 )
 from engine.models.architecture import spec_from_config
 from engine.models.errors import ModelLoadError
@@ -96,6 +97,25 @@ def test_int8_counts_a_byte_a_weight_and_keys_and_values_in_bfloat16() -> None:
     assert plan.block_bytes == 16 * 2 * 32 * 8 * 128 * 2
     with pytest.raises(ModelLoadError, match=r"in int8, and 4\.0 GiB are free"):
         plan_memory(spec, EngineConfig(), 8192, 4 * GIB, on_gpu=False)
+
+
+def test_a_gpu_has_room_for_a_model_only_beside_a_small_pool() -> None:
+    """auto takes int8 on a GPU with less: 15.0 GiB of weights, 0.5 GiB for 4,096 tokens, and what packing needs."""
+    spec, config = llama_8b(torch.bfloat16), EngineConfig()
+    small = EngineConfig(cache=CacheConfig(num_blocks=4096 // 16))
+    least = plan_memory(spec, small, 8192, 64 * GIB, on_gpu=True, host_bytes=GIB).needed_bytes
+    assert 15.5 * GIB < least < 17 * GIB
+    assert shortage([spec], config, 8192, least) == shortage([spec], small, 8192, least) == ""
+    assert "room for 4,096 tokens bfloat16 needs about 16.5 GiB, and 15.0 GiB are free" in shortage(
+        [spec], config, 8192, 15 * GIB
+    )
+    assert shortage([spec], config, 8192, least - 1) and not shortage([spec], config, 1024, least - 1)
+    larger = EngineConfig(cache=CacheConfig(num_blocks=4096 // 16 + 1))
+    assert shortage([spec], larger, 8192, least) and shortage([spec, spec], config, 8192, least)
+    assert "the memory limit is 15.0 GiB" in shortage([spec], EngineConfig(memory_limit=15 * GIB), 8192, 80 * GIB)
+    assert not shortage([spec], EngineConfig(memory_limit=16 * GIB), 8192, 80 * GIB)
+    quantised = dataclasses.replace(spec, weight_dtype=torch.int8)
+    assert not shortage([quantised], config, 8192, 10 * GIB)
 
 
 class Machine:
