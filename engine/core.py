@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from engine.admission import EngineLimits, make_answers
@@ -40,6 +40,7 @@ from engine.events import Keyframe, StepRecord, StepTimings
 from engine.in_flight import InFlight, Landed, arrived, expected, waits_for_tokens
 from engine.inbox import Abortion, Addition, Change, Note, Ranking, Refusal
 from engine.messages import Output
+from engine.recovery import PoolRecovery
 from engine.request import BRANCH_STRIDE, PENDING, FinishReason, Request, RequestStatus, SamplingParams
 from engine.scheduling.costs import PreemptionCosts
 from engine.scheduling.invariants import check_invariants
@@ -68,6 +69,8 @@ class StepResult:
     record: StepRecord | None
     """None if there was nothing to do."""
     outputs: list[Output]
+    notice: str = ""
+    """What the user should know: memory ran out in the step, and the pool is smaller than it was."""
 
 
 class EngineCore:
@@ -86,6 +89,7 @@ class EngineCore:
         costs: PreemptionCosts | None = None,
         proposer: str | None = None,
         overlap: bool = False,
+        resize_pool: Callable[[int], int] | None = None,
         eos_token_ids: frozenset[int] = frozenset(),
         codec: TextCodec | None = None,
         cache_key: bytes = b"",
@@ -96,8 +100,8 @@ class EngineCore:
         swapping. ``proposer`` names who the runner has to draft (as ``scheduler.speculative`` does, which may change
         only between it and ``off``); None: whoever is asked for, n-grams where nobody is. ``overlap``: whether a step
         is scheduled while the one before is computed; ``runner`` is then an :class:`OverlappingRunner` and drafts by
-        no model. ``cache_key`` stands for all
-        that decides the contents of a block besides its tokens. ``seed`` seeds the requests that bring none."""
+        no model. ``resize_pool``: as :class:`engine.recovery.PoolRecovery` takes it. ``cache_key`` stands for all that
+        decides the contents of a block besides its tokens. ``seed`` seeds the requests that bring none."""
         asked = scheduler.speculative
         self._proposer = proposer or (SPECULATION_NGRAM if asked == SPECULATION_OFF else asked)
         self._refuse_other_drafts(scheduler)
@@ -129,6 +133,7 @@ class EngineCore:
         """All answers of a request that asked for several, by its id, until none is left."""
         self._answers = Answers(codec)
         self._overlaps = overlap
+        self._recovery = PoolRecovery(resize_pool)
         self._in_flight: InFlight | None = None
         self._withheld = Withheld()
         self._step = 0
@@ -243,10 +248,13 @@ class EngineCore:
         scheduled = self._clock()
         if plan is None:
             return self._without_rows(began, scheduled, outputs, early or self._land())
-        flight = cast(OverlappingRunner, self._runner).launch(plan) if flying else None
+        runner, recovery = cast(OverlappingRunner, self._runner), self._recovery
+        flight = recovery.attempt(runner.launch, plan) if flying else None
         late = self._land()  # the step before: this one is computed meanwhile
         outputs += early.outputs + late.outputs
-        result = expected(plan) if flying else self._runner.execute(plan)
+        result = expected(plan) if flying else recovery.attempt(runner.execute, plan)
+        if result is None or recovery.shortage:
+            return self._recover(plan, began, scheduled, outputs)
         executed = self._clock()
         self._take_inbox(began, outputs)
         update = self._scheduler.update(plan, result, executed)
@@ -266,6 +274,25 @@ class EngineCore:
             outputs += self._let_go(left, given, ended_at, {plan.requests[row]: why for row, why in errors.items()})
         self._last_plan = plan
         return StepResult(self._record(began, timings, (plan, result, update), room), outputs)
+
+    def _recover(self, plan: SchedulerOutput, began: float, scheduled: float, outputs: list[Output]) -> StepResult:
+        """Memory ran out in the step, and nothing of it counts: all wait again, for a smaller pool."""
+        scheduler = self._scheduler
+        self._take_inbox(began, outputs)
+        complete = [request for request in scheduler.running if request.status is RequestStatus.ENDED]
+        for request in complete:  # only their rows went on
+            scheduler.finish(request, request.finish_reason or FinishReason.LENGTH)
+        outputs += self._let_go(complete, [], self._clock(), {})
+        unborn = [branch for request in self._requests.values() for branch in request.branches]
+        recovery = self._recovery.recover(scheduler, plan.requests, unborn)
+        self.limits = replace(self.limits, num_blocks=scheduler.memory.num_blocks)
+        now, given = self._clock(), list[Output]()
+        for request, message in recovery.ended.items():
+            scheduler.finish(request, FinishReason.ERROR)
+            given.append(last_output(request, now, [], self._answers.flush(request), error=message))
+        outputs += self._let_go(list(recovery.ended), given, now, recovery.ended)
+        timings = StepTimings(schedule=scheduled - began, forward=now - scheduled)
+        return StepResult(self._record(began, timings, None), outputs, recovery.notice)
 
     def take_in(self) -> StepResult:
         """Take up what was left since the last step (arrivals, aborts, priorities, knobs, a step in flight) and tell of

@@ -179,6 +179,7 @@ def _make_core(
         costs=PreemptionCosts(seconds_per_token, model.move_seconds),
         proposer=proposer.name,
         overlap=overlap and proposer.name == SPECULATION_NGRAM,  # a draft model reads tokens on the host
+        resize_pool=model.shrink,
         **given,
     )
 

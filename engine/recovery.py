@@ -15,9 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
+from engine.failures import describe, is_out_of_memory
 from engine.request import Request
-from engine.scheduling.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from engine.scheduling.plan import SchedulerOutput
+    from engine.scheduling.scheduler import Scheduler
+
+T = TypeVar("T")
 
 KEPT_SHARE = 0.8
 """Of the pool's blocks."""
@@ -39,23 +46,33 @@ class Recovery:
 
 
 class PoolRecovery:
-    def __init__(self, resize: Callable[[int], int]) -> None:
+    def __init__(self, resize: Callable[[int], int] | None) -> None:
         """``resize`` frees the KV storage and makes it anew with at most so many blocks: how many there are then. It
-        raises where not even one fits."""
+        raises where not even one fits. None: nothing can be made smaller, and memory that runs out ends the engine."""
         self._resize = resize
         self._failures = 0
         """Steps in a row in which memory ran out."""
+        self.shortage = ""
+        """What a step raised whose memory ran out, until :meth:`recover`; empty: none did."""
 
-    def succeeded(self) -> None:
-        """A step was computed."""
+    def attempt(self, run: Callable[[SchedulerOutput], T], plan: SchedulerOutput) -> T | None:
+        """What ``run`` gives; None where memory ran out in it, see :attr:`shortage`. Other errors pass through."""
+        try:
+            given = run(plan)
+        except Exception as error:
+            if self._resize is None or not is_out_of_memory(error):
+                raise
+            self.shortage = describe(error)  # the error itself would keep the step's tensors alive
+            return None
         self._failures = 0
+        return given
 
-    def recover(
-        self, scheduler: Scheduler, failed: Sequence[Request], unborn: Iterable[Request], cause: str
-    ) -> Recovery:
-        """``failed``: the requests of the step; ``unborn``: those that wait for another's first token, and are in no
-        queue. Whoever the smaller pool cannot hold is among :attr:`Recovery.ended` and has yet to be ended; others are
-        cut to what it holds. No complete answer may still have its row."""
+    def recover(self, scheduler: Scheduler, failed: Sequence[Request], unborn: Iterable[Request]) -> Recovery:
+        """After a :attr:`shortage`. ``failed``: the requests of the step; ``unborn``: those that wait for another's
+        first token, and are in no queue. Whoever the smaller pool cannot hold is among :attr:`Recovery.ended` and has
+        yet to be ended; others are cut to what it holds. No complete answer may still have its row."""
+        assert self._resize is not None
+        cause, self.shortage = self.shortage, ""
         self._failures += 1
         memory, before, running = scheduler.memory, scheduler.memory.num_blocks, len(scheduler.running)
         alive = [*scheduler.running, *scheduler.waiting.in_order()]

@@ -90,6 +90,8 @@ class KVCheckingRunner:
         """Called in the middle of an execution; a test's way to abort just then."""
         self.plan: SchedulerOutput | None = None
         """The last one."""
+        self.shortage: tuple[str, Exception] | None = None
+        """What the next step raises, ``before`` or ``after`` it has written; a test's way to let memory run out."""
         self._sampled: dict[Request, int] = {}
         """What the last launched step sampled, as a device keeps it for the next."""
 
@@ -108,8 +110,21 @@ class KVCheckingRunner:
         tokens = request.token_ids
         return tokens if tokens[-1] != PENDING else [*tokens[:-1], self._sampled[request]]
 
+    def resize(self, num_blocks: int) -> int:
+        """A storage made anew: nothing of the old one is there."""
+        self.memory.clear()
+        self.host_memory.clear()
+        return num_blocks
+
+    def _run_short(self, when: str) -> None:
+        if self.shortage is not None and self.shortage[0] == when:
+            _, error = self.shortage
+            self.shortage = None
+            raise error
+
     def execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         self.plan = output
+        self._run_short("before")
         self._move(output.swap_out, self.memory, self.host_memory)
         self._move(output.block_copies, self.memory, self.memory)
         self._move(output.swap_in, self.host_memory, self.memory)
@@ -125,6 +140,7 @@ class KVCheckingRunner:
             token_ids.append(self._sample(request, context, drafts[row]) if output.samples[row] else [])
         if self.during is not None:
             self.during(output)
+        self._run_short("after")
         drafted = [len(tokens) for tokens in drafts] if any(drafts) else []
         return ModelRunnerOutput(token_ids=token_ids, logprobs=[], errors=errors, drafts=drafted)
 
@@ -199,8 +215,9 @@ def make_core(
     **scheduler: Any,
 ) -> EngineCore:
     """A core on a :class:`KVCheckingRunner`; keyword arguments beyond its own go to :class:`SchedulerConfig`."""
+    runner = KVCheckingRunner(block_size, vocab_size) if runner is None else runner
     return EngineCore(
-        KVCheckingRunner(block_size, vocab_size) if runner is None else runner,
+        runner,
         scheduler=SchedulerConfig(**scheduler),
         num_blocks=num_blocks,
         block_size=block_size,
@@ -211,6 +228,7 @@ def make_core(
         num_host_blocks=num_host_blocks,
         costs=costs,
         overlap=overlap,
+        resize_pool=getattr(runner, "resize", None),
         eos_token_ids=eos_token_ids,
         codec=codec,
         **({} if clock is None else {"clock": clock}),

@@ -13,12 +13,16 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from engine.config import DISCIPLINES, ORDERS, PREEMPTIONS, STATIC_DELIVERIES
+from engine.events import Rejected
 from engine.request import RequestStatus, SamplingParams, branch_id
 from engine.scheduling.costs import PreemptionCosts
 from engine.scheduling.plan import SchedulerOutput
 from tests.oracles import EngineProbe, KVCheckingRunner, assert_pool_whole, cold_answer, make_core
 
+_DRIVER_ERROR = RuntimeError("CUDA error: out of memory")
 MAX_MODEL_LEN = 60
 POOL_TOKENS = (64, 96, 160)
 USERS = "abc"
@@ -47,6 +51,11 @@ class Trace:
     """Status → how many were aborted in it."""
     ranked_in: Counter[str] = field(default_factory=Counter)
     """Status → how often a priority changed in it."""
+
+    @property
+    def room(self) -> int:
+        """The longest context that the pool holds as it is."""
+        return self.probe.core.limits.longest
 
     def __post_init__(self) -> None:
         self._heads = [[self.rng.randrange(900) for _ in range(30)] for _ in range(3)]
@@ -128,15 +137,27 @@ class Trace:
         changed = {name: values[name] for name in names}
         core.reconfigure(dataclasses.replace(core._scheduler.config, **changed))
 
+    def run_short(self) -> None:
+        """Memory runs out in the next step."""
+        error = self.rng.choice([torch.OutOfMemoryError("CUDA out of memory."), MemoryError(), _DRIVER_ERROR])
+        self.runner.shortage = (self.rng.choice(["before", "after"]), error)
+
     def check_answers(self) -> None:
+        refused = {event.request_id for event in self.probe.of(Rejected)}
         for request_id, asked in self.asked.items():
+            if request_id in refused:
+                assert self.room <= len(asked.prompt) < MAX_MODEL_LEN, "there is a pool for all until it shrinks"
+                continue
             for index in range(asked.num_answers):
                 answer = self.probe.answers[branch_id(request_id, index)]
                 expected = cold_answer(asked.prompt, asked.length, index=index)
+                if answer.finish_reason == "length":  # a pool that shrinks may hold less than was asked for
+                    expected = expected[: max(self.room - len(asked.prompt), len(answer.token_ids))]
                 assert answer.token_ids == expected[: len(answer.token_ids)], f"request {request_id}.{index}"
                 reasons = {"length"}
                 reasons |= {"abort"} if request_id in self.aborted else set()
                 reasons |= {"error"} if request_id in self.poisoned else set()
+                reasons |= {"error"} if answer.last is not None and "Memory ran out" in answer.last.error else set()
                 assert answer.finish_reason in reasons, f"request {request_id}.{index}"
                 if answer.finish_reason == "length":
                     assert answer.token_ids == expected, f"request {request_id}.{index}"
@@ -175,9 +196,10 @@ def run_trace(
     failures: float = 0.02,
     changes: float = 0.0,
     ranks: float = 0.0,
+    shortages: float = 0.0,
     **settings: Any,
 ) -> Trace:
-    """``aborts``, ``failures``, ``changes`` and ``ranks`` are probabilities a step."""
+    """``aborts``, ``failures``, ``changes``, ``ranks`` and ``shortages`` are probabilities a step."""
     trace = start_trace(seed, **settings)
     rng, core = trace.rng, trace.probe.core
     while len(trace.asked) < num_requests or core.has_work:
@@ -194,8 +216,11 @@ def run_trace(
             trace.change_knobs()
         if trace.asked and rng.random() < ranks:
             trace.rank()
-        trace.probe.step()
-        trace.runner.during = None
+        if rng.random() < shortages:
+            trace.run_short()
+        if trace.probe.step().notice:
+            trace.probe.step()  # not twice in a row: two steps that compute nothing would be no progress
+        trace.runner.during = trace.runner.shortage = None
     assert_pool_whole(core)
     trace.check_answers()
     return trace
