@@ -26,6 +26,7 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
+from engine.execution.block_tables import BlockTables
 from engine.execution.proposers import Proposer, num_accepted
 from engine.execution.sampler import sampling_row
 from engine.execution.sizing import dtype_name
@@ -74,6 +75,7 @@ class ModelRunner:
         self._block_size = block_size
         self._clock = clock
         self._proposer = proposer
+        self._tables = BlockTables()
         self._sampled: SampledTokens | None = None
         """Of the last step that sampled."""
         self._places: dict[Request, int] = {}
@@ -88,7 +90,7 @@ class ModelRunner:
         begin = self._clock()
         move_blocks(self._backend, output)
         drafts = self._proposer.propose(output) if self._proposer is not None else []
-        step = build_step(output, self._block_size, drafts, self._places)
+        step = build_step(output, self._block_size, drafts, self._places, self._tables.rows(output))
         sampled_rows = [row for row, samples in enumerate(output.samples) if samples]
         sampling = SamplingBatch(_sampling_rows(output, sampled_rows, drafts))
         previous = None if self._sampled is None else self._sampled.token_ids
@@ -191,10 +193,12 @@ def build_step(
     block_size: int,
     drafts: Sequence[Sequence[int]] = (),
     places: Mapping[Request, int] = MappingProxyType({}),
+    tables: Sequence[np.ndarray] = (),
 ) -> HostStep:
     """A plan laid out. A row computes its new tokens, then its drafts or its padding; a sampled one has logits of its
     last new token and of each draft behind it. ``drafts``: one list per row, or none at all. ``places``: where among
-    the ids of the step before a request's pending token will be."""
+    the ids of the step before a request's pending token will be. ``tables``: the plan's block tables where they are
+    arrays already."""
     tokens = [
         request.token_ids[start : start + count]
         for request, start, count in zip(output.requests, output.starts, output.num_new_tokens, strict=True)
@@ -208,7 +212,7 @@ def build_step(
         for row, drafted in zip(tokens, drafts, strict=True):
             row += drafted
         num_logits += [len(drafted) for drafted in drafts]
-    step = host_step(tokens, output.starts, output.block_tables, new_tokens - 1, num_logits, block_size)
+    step = host_step(tokens, output.starts, tables or output.block_tables, new_tokens - 1, num_logits, block_size)
     pending = np.flatnonzero(step.token_ids == PENDING)
     if pending.size == 0:
         return step
@@ -222,7 +226,7 @@ def build_step(
 def host_step(
     tokens: Sequence[Sequence[int]],
     starts: Sequence[int],
-    block_tables: Sequence[Sequence[int]],
+    block_tables: Sequence[Sequence[int] | np.ndarray],
     first_logits: np.ndarray,
     num_logits: np.ndarray,
     block_size: int,
