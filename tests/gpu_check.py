@@ -48,7 +48,7 @@ LIMITS = {
 SECONDS = 290.0
 REHEARSAL_FACTOR = 4
 """Interpreted kernels, on whatever cores there are: each limit is so much wider."""
-KERNEL_LANES = 6
+KERNEL_LANES = 8
 """Processes that check kernels side by side: most of that is compiling."""
 MARKS = {None: " ", True: "✓", False: "✗"}
 
@@ -150,8 +150,8 @@ def run_sections(run: Run, sections: list[str], seconds: float) -> None:
     def limit(item: str) -> float:
         return min(LIMITS[item.partition(":")[0]] * (REHEARSAL_FACTOR if run.rehearsal else 1), seconds - run.elapsed)
 
-    def lane(items: list[str]) -> Lane:
-        return Lane(items, limit, run.add_figure, run.add_outcome, run.rehearsal, facts)
+    def lane(items: list[str], **environment: str) -> Lane:
+        return Lane(items, limit, run.add_figure, run.add_outcome, run.rehearsal, facts, environment)
 
     # Kernels are only checked, so several processes may; all else is measured, one after the other.
     for is_kernels, group in groupby(sections, key=lambda section: section == "kernels"):
@@ -159,7 +159,7 @@ def run_sections(run: Run, sections: list[str], seconds: float) -> None:
             lane(list(group)).run()
             continue
         count = 1 if run.rehearsal else max(1, min(KERNEL_LANES, (os.cpu_count() or 1) // 2))
-        side_by_side([lane([f"kernels:{index}/{count}"]) for index in range(count)])
+        side_by_side([lane([f"kernels:{index}/{count}"], OMP_NUM_THREADS="2") for index in range(count)])
 
 
 def side_by_side(lanes: list[Lane]) -> None:

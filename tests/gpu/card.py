@@ -19,6 +19,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.aot import TARGETS
+
 _SLEEP_CYCLES = 20_000_000
 """About 10 ms at a GPU's clock: longer than the host takes to queue what is to be timed."""
 
@@ -29,7 +31,7 @@ class Card:
     rehearsal: bool
     l2_bytes: int
     target: str
-    """As :mod:`kernels.aot` names targets: ``sm_90``."""
+    """Of those in :data:`kernels.aot.TARGETS`."""
 
     @staticmethod
     def find(*, rehearsal: bool) -> Card | str:
@@ -37,14 +39,14 @@ class Card:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         if rehearsal:
-            return Card(torch.device("cpu"), True, l2_bytes=2**12, target="sm_90")
+            return Card(torch.device("cpu"), True, l2_bytes=2**8, target="sm_90")
         if not torch.cuda.is_available():
             return f"torch {torch.__version__} finds no GPU"
         properties = torch.cuda.get_device_properties(0)
         if torch.version.hip:
-            target = properties.gcnArchName.split(":")[0]
+            target = properties.gcnArchName.partition(":")[0]
         else:
-            target = f"sm_{properties.major}{properties.minor}"
+            target = _nearest_target(10 * properties.major + properties.minor)
         return Card(torch.device("cuda", 0), False, properties.L2_cache_size, target)
 
     def is_sound(self) -> bool:
@@ -141,3 +143,9 @@ class Card:
         begin = time.perf_counter()
         replay()
         return max(time.perf_counter() - begin, 1e-9)
+
+
+def _nearest_target(capability: int) -> str:
+    """The shipped one that a GPU of this compute capability (86: 8.6) takes the kernels of."""
+    shipped = [name for name, target in TARGETS.items() if target.backend == "cuda" and target.arch <= capability]
+    return max(shipped, key=lambda name: TARGETS[name].arch)

@@ -112,8 +112,8 @@ def compare(answers: Sequence[Sequence[int]], references: Sequence[Reference]) -
 
 
 def run(card: Card, report: Report, facts: dict[str, Any]) -> None:
-    shape = replace(TINY, layers=2) if card.rehearsal else STARTER
-    lengths, output = ((3, 4, 6), 4) if card.rehearsal else (LENGTHS, OUTPUT)
+    shape = TINY if card.rehearsal else STARTER
+    lengths, output = ((3, 4, 6), 3) if card.rehearsal else (LENGTHS, OUTPUT)
     base = Sizes(16, 2, 3, 24, 16, num_host_blocks=8) if card.rehearsal else replace(_SIZES, num_host_blocks=60)
     spec = shape.spec(torch.float32)
     weights = random_weights(spec, card, seed=4)
@@ -123,7 +123,7 @@ def run(card: Card, report: Report, facts: dict[str, Any]) -> None:
     on_cpu = {name: tensor.cpu() for name, tensor in weights.items()}
     references = _references(shape, on_cpu, load)
     distinct = len({token for reference in references for token in reference.token_ids})
-    report.check("the reference's answers vary", distinct > 2 * len(prompts), f"{distinct} ids", listed=False)
+    report.check("the reference's answers vary", distinct > len(prompts), f"{distinct} ids", listed=False)
 
     ways = REHEARSED_WAYS if card.rehearsal else WAYS
     for graphs in (True, False):

@@ -17,12 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Any
 
 NO_GPU = 3
 """Exit code of a worker that finds no GPU."""
 BROKEN = 4
 """Exit code of a worker that leaves a broken context behind, its item ended."""
+_ROOT = Path(__file__).parents[2]
 _LOG_LINES = 12
 _LEAVING_SECONDS = 20.0
 """From the end of one item to the beginning of the next, or to the end of the process."""
@@ -76,6 +78,7 @@ class Lane:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 pass_fds=(writing,),
+                cwd=_ROOT,
                 env={**os.environ, **self.environment},
             )
             os.close(writing)
@@ -132,7 +135,8 @@ def _lines_of(reading: int) -> queue.Queue[str | None]:
     def read() -> None:
         with os.fdopen(reading) as pipe:
             for line in pipe:
-                lines.put(line)
+                if line.endswith("\n"):  # else its writer died in the middle of it
+                    lines.put(line)
         lines.put(None)
 
     threading.Thread(target=read, daemon=True).start()

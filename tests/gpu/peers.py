@@ -44,11 +44,13 @@ class Continuous:
     def __init__(self, model: Any, load: Load, *, graphs: bool | None) -> None:
         """``graphs`` None: as the library chooses."""
         longest = max(map(len, load.prompts)) + max(load.output_tokens)
-        page = ContinuousBatchingConfig().page_size if hasattr(ContinuousBatchingConfig, "page_size") else 256
+        # Named page_size or block_size, by version.
+        page = getattr(ContinuousBatchingConfig, "page_size", None) or ContinuousBatchingConfig().block_size
         self._model = model
         self._generation = GenerationConfig(do_sample=False, eos_token_id=-1, bos_token_id=None, pad_token_id=0)
         self._batching = ContinuousBatchingConfig(
-            num_blocks=len(load.prompts) * (-(-longest // page) + 1) + 1,
+            # Also for the largest step that it tries beforehand, whose tokens all have a context.
+            num_blocks=max(len(load.prompts) * (-(-longest // page) + 1), 2 * MAX_BATCH_TOKENS // page),
             max_batch_tokens=MAX_BATCH_TOKENS,
             allow_block_sharing=False,
             use_cuda_graph=graphs,

@@ -48,15 +48,18 @@ def run(card: Card, report: Report, facts: dict[str, Any]) -> None:
     weights = random_weights(spec, card)
     backends = {graphs: loaded_backend(card, spec, weights, sizes, graphs=graphs) for graphs in (True, False)}
     model = library_model(shape, weights, card.device, torch.bfloat16)
-    for count in requests:
-        load = _load(shape, count, prompt, [output] * count)
-        rate = _engine(card, report, facts, backends, sizes, load)
-        peers = _peers(card, report, model, load, until=began + PEER_SECONDS)
-        if peers:
-            report.rate(f"{count} requests: engine over the better peer", rate / max(peers), "×", AGAINST_PEERS)
-        else:
-            report.check(f"{count} requests, a peer", False, "no peer gave a rate")
+    loads = [_load(shape, count, prompt, [output] * count) for count in requests]
+    rates = [_engine(card, report, facts, backends, sizes, load) for load in loads]
     _disciplines(card, report, shape, backends[True], sizes)
+    backends.clear()
+    card.release()
+    for load, rate in zip(loads, rates, strict=True):
+        peers = _peers(card, report, model, load, until=began + PEER_SECONDS)
+        name = f"{len(load.prompts)} requests"
+        if peers:
+            report.rate(f"{name}: engine over the better peer", rate / max(peers), "×", AGAINST_PEERS)
+        else:
+            report.check(f"{name}, a peer", False, "no peer gave a rate")
 
 
 def _sizes(requests: int, length: int, *, block_size: int, token_budget: int) -> Sizes:
@@ -76,7 +79,7 @@ def _engine(
     """Output tokens a second with graphs and overlap."""
     count, rates = len(load.prompts), {}
     for graphs, backend in backends.items():
-        for overlap in (True, False):
+        for overlap in (graphs,) if card.rehearsal else (True, False):
             runs = [answered(backend, sizes, load, overlap=overlap) for _ in range(1 if card.rehearsal else 1 + RUNS)]
             fastest = min(runs, key=lambda each: each.seconds)
             rates[graphs, overlap] = load.total / fastest.seconds

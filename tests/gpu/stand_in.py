@@ -19,6 +19,7 @@ class Struct:
     """
 
     __struct_frozen__: ClassVar[bool] = False
+    __struct_fields__: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, *, frozen: bool | None = None, kw_only: bool = False, **unused: Any) -> None:
         super().__init_subclass__()
@@ -29,6 +30,7 @@ class Struct:
             if isinstance(default, list | dict | set):
                 setattr(cls, name, dataclasses.field(default_factory=default.copy))
         dataclasses.dataclass(kw_only=kw_only, unsafe_hash=cls.__struct_frozen__)(cls)
+        cls.__struct_fields__ = tuple(field.name for field in dataclasses.fields(cls))  # type: ignore[arg-type]
 
 
 class MsgspecError(Exception):
