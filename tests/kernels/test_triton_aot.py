@@ -108,23 +108,25 @@ def test_the_least_time_is_the_slower_of_moving_and_computing(shipped: list[dict
 
 
 def test_bytes_and_operations_are_those_of_the_workload(shipped: list[dict[str, Any]]) -> None:
-    def found(kernel: str, config: str) -> dict[str, Any]:
-        (entry,) = [e for e in shipped if e["target"] == "sm_90" and (e["kernel"], e["config"]) == (kernel, config)]
+    def found(kernel: str, begin: str) -> dict[str, Any]:
+        (entry,) = [
+            e for e in shipped if e["target"] == "sm_90" and e["kernel"] == kernel and e["config"].startswith(begin)
+        ]
         return entry
 
     def size(*shape: int) -> int:
         return torch.empty(shape, dtype=torch.bfloat16, device="meta").nbytes
 
-    decode = found("paged_attention", "bf16 decode d64 g3 16x64 4w4s")
+    decode = found("paged_attention", "bf16 decode d64 g3 ")
     assert decode["workload"] == "32 decodes of 1,024 tokens"
     keys, queries = size(32, 1024, 8, 64), size(32, 24, 64)
     assert decode["bytes"] == 2 * keys + 2 * queries
     assert decode["operations"] == 2 * 2 * 64 * 24 * 32 * 1024
 
-    halved = found("paged_attention", "bf16 fp8-kv decode d64 g3 16x64 4w4s")
+    halved = found("paged_attention", "bf16 fp8-kv decode d64 g3 ")
     assert halved["bytes"] == keys + 2 * queries and halved["operations"] == decode["operations"]
 
-    prompt = found("paged_attention", "bf16 prefill d64 g3 128x64 8w3s")
+    prompt = found("paged_attention", "bf16 prefill d64 g3 ")
     assert prompt["workload"] == "a prompt of 2,048 tokens"
     assert prompt["operations"] == sum(2 * 2 * 64 * 24 * seen for seen in range(1, 2049))
 

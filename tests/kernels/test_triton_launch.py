@@ -77,10 +77,10 @@ def _launches(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) ->
 
 
 def _is_shipped(seen: Specialisation, kernel: str, config: str) -> bool:
-    """Whether ``kernels`` compiles exactly this: types, alignments, constants, options."""
-    found = [c for c in shipped_configurations() if (c.kernel, c.config) == (kernel, config)]
-    assert len(found) == 1, config
-    return _described(found[0]) == seen
+    """Whether ``kernels`` compiles exactly this, types, alignments, constants and options, under a name that begins so."""
+    found = [c for c in shipped_configurations() if c.kernel == kernel and f"{c.config} ".startswith(f"{config} ")]
+    assert found, config
+    return [_described(c) for c in found].count(seen) == 1
 
 
 def _described(configuration: Configuration) -> Specialisation:
@@ -128,7 +128,7 @@ def test_prompts_of_any_shape_share_an_attention_kernel(monkeypatch: pytest.Monk
         batch = _step(query_lens, seq_lens)
         for window in (None, 1, 4096):
             _attend(batch, window)
-    assert _is_shipped(launches.the_one(12), "paged_attention", "bf16 prefill d64 g3 64x64 4w3s")
+    assert _is_shipped(launches.the_one(12), "paged_attention", "bf16 prefill d64 g3")
 
 
 @pytest.mark.parametrize("multiprocessors", [1, 200], ids=["whole", "split"])
@@ -149,7 +149,7 @@ def test_decodes_of_any_number_share_an_attention_kernel(monkeypatch: pytest.Mon
     )
     assert odd.seq_lens.data_ptr() % 16 != 0
     _attend(odd)
-    assert _is_shipped(launches.the_one(7), "paged_attention", "bf16 decode d64 g3 16x64 4w4s")
+    assert _is_shipped(launches.the_one(7), "paged_attention", "bf16 decode d64 g3")
     assert len(combining.seen) == (0 if multiprocessors == 1 else 7)
 
 
@@ -194,9 +194,7 @@ def test_int8_products_of_as_many_rows_as_a_tile_share_a_kernel(monkeypatch: pyt
     for rows, outputs in ((1, 4096), (16, 70), (7, 16)):
         x, q = torch.zeros(rows, 14336, dtype=torch.bfloat16), torch.zeros(outputs, 14336, dtype=torch.int8)
         int8_matmul.int8_matmul(x, q, torch.zeros(outputs))
-    tile = int8_matmul.matmul_tile(16, 14336, torch.bfloat16)
-    shape = f"{tile.rows}x{tile.outputs}x{tile.depth}"
-    assert _is_shipped(products.the_one(3), "int8_matmul", f"bf16 16 rows 14336 deep {shape}")
+    assert _is_shipped(products.the_one(3), "int8_matmul", "bf16 16 rows 14336 deep")
     assert _is_shipped(sums.the_one(3), "sum_cuts", "bf16")
 
 
