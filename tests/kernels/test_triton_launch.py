@@ -77,7 +77,7 @@ def _launches(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) ->
 
 
 def _is_shipped(seen: Specialisation, kernel: str, config: str) -> bool:
-    """Whether ``kernels`` compiles exactly this, types, alignments, constants and options, under a name that begins so."""
+    """Whether ``kernels`` compiles exactly this, types, alignments, constants and options, under such a name."""
     found = [c for c in shipped_configurations() if c.kernel == kernel and f"{c.config} ".startswith(f"{config} ")]
     assert found, config
     return [_described(c) for c in found].count(seen) == 1
