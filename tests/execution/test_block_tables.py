@@ -33,9 +33,9 @@ class _Comparing(KVCheckingRunner):
 @pytest.mark.parametrize("overlap", [False, True])
 def test_random_traffic(overlap: bool, settings: dict[str, Any]) -> None:
     yielded = 0
-    for seed in range(3):
+    for seed in range(5):
         runner = _Comparing(2)
-        trace = run_trace(seed, block_size=2, num_requests=40, overlap=overlap, runner=runner, **settings)
+        trace = run_trace(seed, block_size=2, num_requests=30, overlap=overlap, runner=runner, **settings)
         yielded += len(trace.probe.of(SwappedIn if "preemption" in settings else Preempted))
         assert runner.longest > 8
-    assert yielded > 0 or "discipline" in settings
+    assert yielded > 0 or settings.keys() & {"discipline", "speculative"}
