@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from engine.config import DEVICES, DTYPES, CacheConfig, ConfigError, EngineConfig
+from engine.config import DEVICES, DTYPES, KV_DTYPES, CacheConfig, ConfigError, EngineConfig
 from engine.environment import (
     DisplayState,
     display_state,
@@ -59,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--model", default=None, metavar="MODEL", help="'starter', a folder with a checkpoint, or a Hugging Face id"
     )
     window.add_argument("--dtype", choices=DTYPES, default=None, help="type of the weights")
+    window.add_argument("--kv-dtype", choices=KV_DTYPES, default=None, help="type of keys and values")
     window.add_argument("--device", choices=DEVICES, default=None, help="where the model runs")
     window.add_argument("--threads", type=int, default=None, metavar="N", help="CPU threads; default: physical cores")
     window.add_argument("--max-model-len", type=int, default=None, metavar="N", help="longest context in tokens")
@@ -195,7 +196,7 @@ def window(options: argparse.Namespace, demo_options: Callable[[], argparse.Name
 def engine_config(options: argparse.Namespace, base: EngineConfig) -> EngineConfig:
     """What the window starts its engine with: ``base``, but for what the command line says. Raises
     :class:`ConfigError`."""
-    names = ("model", "dtype", "device", "threads", "max_model_len")
+    names = ("model", "dtype", "kv_dtype", "device", "threads", "max_model_len")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     return replace(base, cache=CacheConfig(num_blocks=options.kv_blocks), **given)
 

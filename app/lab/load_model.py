@@ -139,6 +139,7 @@ def differences(wanted: EngineConfig, running: EngineConfig) -> list[str]:
     names = (
         ("model", lambda c: c.model),
         ("dtype", lambda c: c.dtype),
+        ("kv_dtype", lambda c: c.kv_dtype),
         ("device", lambda c: c.device),
         ("threads", lambda c: c.threads),
         ("max_model_len", lambda c: c.max_model_len),

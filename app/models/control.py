@@ -274,7 +274,7 @@ class ModelControl(QObject):
     def _preferences_changed(self) -> None:
         values = self._preferences.values
         limit = None if values.memory_limit_mb is None else values.memory_limit_mb << 20
-        self.page.details.prefer(values.device, values.dtype, values.max_model_len, limit)
+        self.page.details.prefer(values.device, values.dtype, values.max_model_len, limit, values.kv_dtype)
         self.page.download.offline = values.offline
         if self.page.isVisible():
             self.search()

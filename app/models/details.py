@@ -163,10 +163,12 @@ class ModelDetails(Card):
     def entry(self) -> ModelEntry | None:
         return self._entry
 
-    def prefer(self, device: str, dtype: str, context: int | None, limit_bytes: int | None) -> None:
+    def prefer(
+        self, device: str, dtype: str, context: int | None, limit_bytes: int | None, kv_dtype: str = "auto"
+    ) -> None:
         """What the preferences say: where the fields begin, and what there is to fit into."""
         before = self.wanted
-        self.wanted = replace(before, device=device, limit_bytes=limit_bytes)
+        self.wanted = replace(before, device=device, kv_dtype=kv_dtype, limit_bytes=limit_bytes)
         if before.dtype != dtype and self.dtype.currentData() == before.dtype:
             self.dtype.setCurrentIndex(self.dtype.findData(dtype))
         if context is not None:

@@ -14,13 +14,14 @@ from app.settings.rows import Fields, Row, Section
 from app.translation import mark, ntr, tr
 from app.widgets import button
 from app.words import and_list
-from engine.config import DEVICES, DTYPES, STARTER_MODEL, EngineConfig
+from engine.config import DEVICES, DTYPES, KV_DTYPES, STARTER_MODEL, EngineConfig
 from engine.environment import usable_cores
 
 ENGINE_FIELDS: dict[str, str] = {
     "device": mark("device"),
     "threads": mark("threads"),
     "dtype": mark("type of the weights"),
+    "kv_dtype": mark("type of keys and values"),
     "max_model_len": mark("context length"),
     "memory_limit": mark("memory limit"),
 }
@@ -33,6 +34,7 @@ _DTYPES = {
     "float16": "float16",
     "float32": "float32",
 }
+_KV_DTYPES = {"auto": mark("As the model computes"), "fp8": "fp8"}
 
 
 class EngineSection(Section):
@@ -63,10 +65,16 @@ class EngineSection(Section):
         self.threads = self.add(self._threads_row())
         dtypes = [(tr(_DTYPES[name]), name) for name in DTYPES]
         hint = tr(
-            "int8 needs the least memory and runs on processors alone; float32 is exact, twice the size and slow. "
-            "Automatic: int8 on a processor, bfloat16 or float16 on a GPU."
+            "int8 needs the least memory; float32 is exact, and takes twice the memory of 16 bits and more time. "
+            "Automatic: int8 on a processor, bfloat16 or float16 on a GPU, and int8 where that does not fit."
         )
         self.dtype = self.add(fields.choice(tr("Type of the weights"), "dtype", dtypes, hint))
+        kv_dtypes = [(tr(_KV_DTYPES[name]), name) for name in KV_DTYPES]
+        hint = tr(
+            "fp8 holds twice the tokens in the same memory, a little less exactly, on GPUs that have it: NVIDIA's from "
+            "the RTX 40 series on."
+        )
+        self.kv_dtype = self.add(fields.choice(tr("Type of keys and values"), "kv_dtype", kv_dtypes, hint))
         box = whole(tr("Context length"), 0, 1 << 24, 0, suffix=tr(" tokens"), lowest=tr("As the model was made for"))
         hint = tr("The longest conversation, prompt and answer together. A shorter one needs less memory.")
         self.context = self.add(self._number_row(tr("Context length"), box, "max_model_len", 2, hint))

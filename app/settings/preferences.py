@@ -36,6 +36,7 @@ class Preferences(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     """CPU threads of the engine; None: as many as there are physical cores."""
     dtype: str = "auto"
+    kv_dtype: str = "auto"
     max_model_len: int | None = None
     """Longest context in tokens; None: what the model was made for."""
     memory_limit_mb: int | None = None
@@ -75,6 +76,7 @@ class Preferences(msgspec.Struct, frozen=True, kw_only=True):
             device=self.device,
             threads=self.threads,
             dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
             max_model_len=self.max_model_len,
             memory_limit=None if self.memory_limit_mb is None else self.memory_limit_mb << 20,
         )

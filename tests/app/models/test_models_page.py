@@ -87,6 +87,18 @@ def test_whether_it_fits_is_said_with_the_numbers_before_loading() -> None:
     assert "26 GiB in float32" in verdict(never, Wanted()) and "8.0 GiB are free" in verdict(never, Wanted())
 
 
+def test_on_a_gpu_automatic_is_int8_where_16_bits_leave_no_room_for_a_pool() -> None:
+    machine = Machine(64 * GIB, 60 * GIB, gpu_name="A GPU", gpu_bytes=16 * GIB, gpu_free_bytes=15 * GIB)
+    found = [need_of(entry("m", size), Wanted(), machine) for size in (7_000_000_000, 7_900_000_000, 20_000_000_000)]
+    assert [need is not None and (need.dtype, need.loads) for need in found] == [
+        ("bfloat16", True),
+        ("int8", True),  # 14.7 GiB of weights would fit, and 0.2 GiB of working memory, but no pool
+        ("int8", False),
+    ]
+    asked = need_of(entry("m", 7_900_000_000), Wanted(dtype="bfloat16"), machine)
+    assert asked is not None and asked.dtype == "bfloat16"
+
+
 def test_the_memory_limit_of_the_preferences_counts() -> None:
     wanted = Wanted(limit_bytes=GIB // 2)
     need = need_of(entry("m"), wanted, MACHINE)
@@ -101,6 +113,14 @@ def test_what_the_running_engine_holds_counts_as_free() -> None:
 def test_on_a_gpu_its_own_memory_counts() -> None:
     need = need_of(entry("m"), Wanted(), Machine(16 * GIB, 8 * GIB, 0, "GPU", 24 * GIB, 20 * GIB))
     assert need is not None and (need.dtype, need.room) == ("bfloat16", 20 * GIB)
+
+
+def test_keys_and_values_of_8_bits_take_half() -> None:
+    machine = Machine(16 * GIB, 8 * GIB, 0, "GPU", 24 * GIB, 20 * GIB)
+    halves, eights = (need_of(entry("m"), Wanted(kv_dtype=kind), machine) for kind in ("auto", "fp8"))
+    assert halves is not None and eights is not None
+    assert (2 * eights.kv, eights.weights, eights.dtype) == (halves.kv, halves.weights, "bfloat16")
+    assert eights.fitting_tokens // 2 == halves.fitting_tokens
 
 
 @pytest.mark.parametrize(

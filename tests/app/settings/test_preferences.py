@@ -39,6 +39,7 @@ def test_a_change_is_in_force_told_and_written_at_once(qtbot, path: Path) -> Non
         {"font_px": 23},
         {"theme": "pink"},
         {"dtype": "int4"},
+        {"kv_dtype": "int4"},
         {"memory_limit_mb": 1},
         {"nonsense": 1},
     ],
@@ -94,8 +95,10 @@ def test_a_disk_that_takes_nothing_is_said_and_the_change_holds(qtbot, tmp_path:
 
 
 def test_preferences_make_the_engines_configuration() -> None:
-    values = Preferences(device="cpu", threads=3, dtype="float32", max_model_len=512, memory_limit_mb=1024)
+    values = Preferences(
+        device="cpu", threads=3, dtype="float32", kv_dtype="fp8", max_model_len=512, memory_limit_mb=1024
+    )
     config = values.engine_config("starter")
     assert (config.device, config.threads, config.dtype, config.max_model_len) == ("cpu", 3, "float32", 512)
-    assert config.memory_limit == 1 << 30
+    assert config.memory_limit == 1 << 30 and config.kv_dtype == "fp8"
     assert config.model == "starter"

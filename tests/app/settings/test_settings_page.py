@@ -102,6 +102,10 @@ def test_what_a_loaded_model_does_not_have_is_said_and_a_reload_offered(rig: Rig
     engine.reload_button.click()
     assert rig.client.loaded[-1].device == "cpu" and rig.client.loaded[-1].max_model_len == 2
     assert not engine.reload_row.isVisible()
+    engine.kv_dtype.field.setCurrentIndex(1)
+    engine.kv_dtype.field.activated.emit(1)
+    assert rig.window.preferences.values.kv_dtype == "fp8"
+    assert "type of keys and values" in engine.reload_row.hint.text()
 
 
 def test_a_reload_does_not_end_answers_unasked(rig: Rig) -> None:
