@@ -45,6 +45,7 @@ from engine.messages import (
     ModelInfo,
     Output,
     Paced,
+    PoolShrank,
     Ready,
     Reconfigure,
     Record,
@@ -99,6 +100,8 @@ class EngineBridge(QObject):
     """``paused`` is another: the engine pauses, or runs on."""
     recording_failed = Signal(str)
     """The run file cannot be written any more; the engine goes on without."""
+    pool_shrank = Signal(str)
+    """Memory ran out, and the engine goes on with fewer KV blocks, which ``info`` has; the sentence for the user."""
     compare_progress = Signal(object)
     """:class:`engine.messages.CompareProgress`."""
     compare_done = Signal(object)
@@ -375,6 +378,9 @@ class EngineBridge(QObject):
             self._set_paused(reply.paused)
         elif isinstance(reply, RecordingFailed):
             self.recording_failed.emit(reply.message)
+        elif isinstance(reply, PoolShrank):
+            self.info = reply.info
+            self.pool_shrank.emit(reply.message)
         elif isinstance(reply, CompareProgress):
             self.comparing = True
             self.compare_progress.emit(reply)

@@ -184,6 +184,7 @@ class EngineLog(QObject):
         bridge.died.connect(self._died)
         bridge.config_refused.connect(lambda reason: _logger.warning("The scheduler refused: %s", reason))
         bridge.recording_failed.connect(lambda reason: _logger.warning("The run is not kept any more: %s", reason))
+        bridge.pool_shrank.connect(lambda message: _logger.warning("%s", message))
 
     def _state_changed(self, state: str) -> None:
         if state == "starting":

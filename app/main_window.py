@@ -204,6 +204,7 @@ class MainWindow(ScopeWindow):
         bridge.config_changed.connect(self._config_changed)
         bridge.config_refused.connect(self._scheduler_refused)
         bridge.paced.connect(self._paced)
+        bridge.pool_shrank.connect(self._pool_shrank)
         bridge.compare_progress.connect(self._comparing)
         bridge.compare_done.connect(self._compared)
 
@@ -281,6 +282,10 @@ class MainWindow(ScopeWindow):
         self.recording.begin_run()
         self._paced(self.bridge.paused)
         self.tour.offer()
+
+    def _pool_shrank(self, message: str) -> None:
+        self.top_bar.show_model(self.bridge.info)
+        self.say_fault(message)
 
     def _load_failed(self, failure: LoadFailed) -> None:
         self.models.load_failed(failure)

@@ -16,7 +16,7 @@ from engine.events import Keyframe, StepRecord
 from engine.request import SamplingParams
 from engine.workload import EngineOptions, Workload
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAX_FRAME_RECORDS = 512
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 
@@ -324,6 +324,14 @@ class RecordingFailed(Reply, frozen=True):
     message: str
 
 
+class PoolShrank(Reply, frozen=True):
+    """Memory ran out in a step; the engine goes on with a smaller pool. The records tell it, too."""
+
+    message: str
+    info: ModelInfo
+    """What is loaded, with the pool as it is."""
+
+
 class CompareProgress(Reply, frozen=True):
     """Where a comparison is. While one goes on, frames tell of the run in progress, each beginning with a keyframe."""
 
@@ -366,6 +374,7 @@ AnyReply = (
     | ConfigRefused
     | Paced
     | RecordingFailed
+    | PoolShrank
     | CompareProgress
     | CompareDone
     | Failed

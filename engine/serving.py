@@ -25,6 +25,7 @@ from engine.messages import (
     ConfigRefused,
     CountTokens,
     Paced,
+    PoolShrank,
     Reconfigure,
     Record,
     RecordingFailed,
@@ -99,8 +100,16 @@ class EngineLoop:
             self._frames.add(result.record)
             self._log.add(result, self.core.keyframe)
         self._send(*result.outputs)
+        if result.notice:
+            self._know_the_pool(result.notice)
         self._take_acknowledgements()
         self._tell_turn()
+
+    def _know_the_pool(self, message: str) -> None:
+        """It is smaller than it was: what no longer fits is refused, and conversations are cut to it."""
+        info = self.loaded.info_of(self.core)
+        self._intake = Intake(self.loaded.codec, info, self._send)
+        self._send(PoolShrank(message, info))
 
     def _tell_turn(self) -> None:
         if self._turn is not None:
@@ -239,8 +248,11 @@ class EngineLoop:
 
             self._log.close()  # the core that it tells of is replaced
             done = run_comparison(self, turn.plan)
+            blocks = self.core.limits.num_blocks
             self.core = self.loaded.fresh_core(self.scheduler)
             self.begin(self.core)
+            if self.core.limits.num_blocks < blocks:
+                self._know_the_pool("Memory ran out during the comparison; the pool of KV blocks is smaller since.")
         self._send(done)
         self._turn = None
         self._set_aside.extendleft(reversed(turn.held()))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QLabel, QWidget
@@ -14,6 +15,7 @@ from app.engine_bridge import EngineBridge
 from app.main_window import MainWindow
 from app.theme import Theme
 from engine.config import EngineConfig
+from engine.messages import PoolShrank
 from engine.request import SamplingParams
 from tests.app.conftest import Rig
 from tests.app.scripted import ScriptedClient
@@ -145,3 +147,14 @@ def test_a_window_opens_and_closes_many_times(qtbot, theme: Theme, tmp_path: Pat
         window.chat.shutdown()
         window.deleteLater()
         bridge.deleteLater()
+
+
+def test_a_pool_that_had_to_shrink_is_told_and_known(rig: Rig) -> None:
+    rig.bridge.start(EngineConfig())
+    rig.client.ready()
+    rig.wait_for(lambda: rig.bridge.state == "ready")
+    smaller = msgspec.structs.replace(rig.client.info(), num_blocks=77)
+    rig.client.deliver(PoolShrank("Memory ran out in a step (MemoryError).", smaller))
+    rig.wait_for(lambda: "Memory ran out in a step" in texts(rig.window.notice))
+    assert rig.bridge.info is not None and rig.bridge.info.num_blocks == 77
+    assert "77 blocks" in rig.window.top_bar.model_button.toolTip()
