@@ -37,13 +37,14 @@ def rms_norm_kernel(
     mask = columns < COLUMNS
     dtype = out_ptr.dtype.element_ty
     x = tl.load(x_ptr + start + columns, mask=mask, other=0.0).to(tl.float32)
+    # Asked for before the sum over the row, behind whose barrier it would begin to travel only then.
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
     if residual_ptr is not None:
         x += tl.load(residual_ptr + start + columns, mask=mask, other=0.0).to(tl.float32)
         rounded = x.to(dtype)
         tl.store(sum_ptr + start + columns, rounded, mask=mask)
         x = rounded.to(tl.float32)
     inverse = tl.rsqrt(tl.sum(x * x, axis=0) / COLUMNS + eps)
-    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
     tl.store(out_ptr + start + columns, (x * inverse * weight).to(dtype), mask=mask)
 
 
