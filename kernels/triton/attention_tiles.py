@@ -54,7 +54,7 @@ _FLOAT32: TileTable = {
     (True, 4, 128): AttentionTile(rows=16, keys=16, num_warps=4, num_stages=2),
     (True, 4, 256): AttentionTile(rows=16, keys=16, num_warps=4, num_stages=1),
     (False, 4, 64): AttentionTile(rows=32, keys=32, num_warps=8, num_stages=2),
-    (False, 4, 128): AttentionTile(rows=32, keys=16, num_warps=8, num_stages=2),
+    (False, 4, 128): AttentionTile(rows=32, keys=16, num_warps=4, num_stages=2),
     (False, 4, 256): AttentionTile(rows=16, keys=16, num_warps=4, num_stages=1),
 }
 
@@ -68,7 +68,7 @@ TILES: dict[Family, TileTable] = {
         (True, 2, 128): AttentionTile(rows=16, keys=32, num_warps=4, num_stages=5),
         (True, 2, 256): AttentionTile(rows=16, keys=16, num_warps=4, num_stages=5),
         (False, 1, 64): AttentionTile(rows=64, keys=64, num_warps=4, num_stages=5),
-        (False, 1, 128): AttentionTile(rows=64, keys=32, num_warps=4, num_stages=5),
+        (False, 1, 128): AttentionTile(rows=64, keys=32, num_warps=8, num_stages=5),
         (False, 1, 256): AttentionTile(rows=64, keys=32, num_warps=8, num_stages=3),
         (False, 2, 64): AttentionTile(rows=64, keys=64, num_warps=4, num_stages=5),
         (False, 2, 128): AttentionTile(rows=64, keys=32, num_warps=4, num_stages=5),
@@ -77,10 +77,10 @@ TILES: dict[Family, TileTable] = {
     "sm_90": _FLOAT32
     | {
         (True, 1, 64): AttentionTile(rows=16, keys=64, num_warps=4, num_stages=5),
-        (True, 1, 128): AttentionTile(rows=16, keys=64, num_warps=4, num_stages=5),
+        (True, 1, 128): AttentionTile(rows=16, keys=64, num_warps=8, num_stages=5),
         (True, 1, 256): AttentionTile(rows=16, keys=32, num_warps=4, num_stages=5),
         (True, 2, 64): AttentionTile(rows=16, keys=64, num_warps=4, num_stages=5),
-        (True, 2, 128): AttentionTile(rows=16, keys=64, num_warps=4, num_stages=5),
+        (True, 2, 128): AttentionTile(rows=16, keys=64, num_warps=8, num_stages=5),
         (True, 2, 256): AttentionTile(rows=16, keys=32, num_warps=4, num_stages=5),
         (False, 1, 64): AttentionTile(rows=128, keys=64, num_warps=8, num_stages=5),
         (False, 1, 128): AttentionTile(rows=128, keys=64, num_warps=8, num_stages=3),
