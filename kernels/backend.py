@@ -36,7 +36,7 @@ class Backend(Protocol):
 
         The tensors may be memory-mapped and of another type: packing converts to what the spec says. Every tensor that
         the spec asks for is there (the engine has checked); nothing else is passed. ValueError for a
-        ``spec.weight_dtype`` that the backend does not compute in.
+        ``spec.weight_dtype`` that the backend does not compute in and a ``spec.kv_dtype`` that it does not keep.
         """
 
     def kv_bytes_per_block(self, block_size: int) -> int:

@@ -58,6 +58,12 @@ def test_the_ids_are_the_same_however_they_came() -> None:
         assert max(abs(a - b) for a, b in zip(tight.logprobs, roomy.logprobs, strict=True)) < 1e-5
 
 
+def test_another_type_is_refused() -> None:
+    spec = dataclasses.replace(SPEC, kv_dtype=torch.int8)
+    with pytest.raises(ValueError, match=r"not in torch\.int8"):
+        TritonBackend("cpu").load(spec, tiny_weights(spec))
+
+
 def test_a_pool_takes_a_quarter_of_float32() -> None:
     backend = TritonBackend("cpu")
     backend.load(SPEC, tiny_weights(SPEC))
