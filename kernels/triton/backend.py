@@ -32,6 +32,7 @@ from kernels.spec import DecoderSpec, HostStep, StepBatch, StepLimits
 from kernels.triton.activation import silu_mul
 from kernels.triton.block_copy import copy_blocks, move_blocks
 from kernels.triton.embedding import embedding
+from kernels.triton.fp8 import fp8_bias
 from kernels.triton.graphs import Capture, CudaCapture, DecodeGraphs, graph_sizes
 from kernels.triton.host_memory import reachable_zeros
 from kernels.triton.kv_write import kv_write
@@ -39,7 +40,7 @@ from kernels.triton.matrix import linear
 from kernels.triton.norms import rms_norm
 from kernels.triton.paged_attention import paged_attention
 from kernels.triton.sampling import host_columns, sample_on_device
-from kernels.triton.step_inputs import DeviceStep, StepInputs, StepShape
+from kernels.triton.step_inputs import DeviceStep, StepInputs, StepShape, padding_step
 from kernels.triton.swap import CudaStreams, SwapLane
 from kernels.triton.weights import DecoderWeights, pack_decoder
 
@@ -124,6 +125,8 @@ class TritonBackend:
 
     @torch.inference_mode()
     def load(self, spec: DecoderSpec, weights: Mapping[str, torch.Tensor]) -> None:
+        if spec.kv_dtype not in (None, spec.dtype) and not fp8_bias(spec.kv_dtype):
+            raise ValueError(f"the Triton backend keeps keys and values in {spec.dtype} or fp8, not in {spec.kv_dtype}")
         self._weights = pack_decoder(spec, weights, self.device)
         self._spec = spec
 
@@ -152,18 +155,25 @@ class TritonBackend:
     def make_ready(self, limits: StepLimits) -> None:
         """Memory at fixed addresses for steps within ``limits``, and decode steps recorded. Where recording fails, for
         want of memory or for anything else, steps are launched kernel by kernel: :attr:`graphs_problem`."""
+        self._swaps.finish()
         self._graphs, self._graphs_problem, self._uploaded = None, "", None
         self._inputs.reserve(limits)
         self._ids = torch.zeros(limits.max_requests, dtype=torch.int64, device=self.device)
         if self._capture is None:
             return
+        # While a step is recorded, memory that lies idle cannot be given back to make room.
+        self._empty_cache()
         try:
             self._graphs = DecodeGraphs(self._capture, graph_sizes(limits.max_requests), self._recordable)
         except Exception as error:
             first_line = (str(error).splitlines() or [""])[0]
             self._graphs_problem = f"decode steps could not be recorded ({type(error).__name__}: {first_line})"
-        if self._graphs is None and self.device.type == "cuda":
-            torch.cuda.empty_cache()  # what the recordings took
+        if self._graphs is None:
+            self._empty_cache()  # what the recordings took
+
+    def _empty_cache(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     @torch.inference_mode()
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -250,7 +260,7 @@ class TritonBackend:
 
     def _recordable(self, size: int) -> Callable[[], torch.Tensor]:
         """A step of ``size`` requests with one token each, up to the final norm of all rows; its inputs are padding."""
-        step = self._inputs.padded(StepShape(size, size, size))
+        step = self._inputs.upload(padding_step(size))
         return lambda: self._normed(self._layers(step.batch, step.token_source, self._ids))
 
     def _layers(

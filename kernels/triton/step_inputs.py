@@ -28,31 +28,30 @@ import torch
 from kernels.spec import HostStep, StepBatch, StepLimits
 
 ALIGNMENT = 16
-_TORCH_TYPES = {np.dtype(np.int64): torch.int64, np.dtype(np.int32): torch.int32, np.dtype(np.float32): torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
     name: str
-    dtype: np.dtype
+    dtype: torch.dtype
     count: Literal["tokens", "requests", "bounds", "logits", "one"]
 
 
 _PARTS = (
-    _Part("token_ids", np.dtype(np.int64), "tokens"),
-    _Part("positions", np.dtype(np.int64), "tokens"),
-    _Part("slot_mapping", np.dtype(np.int64), "tokens"),
-    _Part("logits_rows", np.dtype(np.int64), "logits"),
-    _Part("seed", np.dtype(np.int64), "logits"),
-    _Part("position", np.dtype(np.int64), "logits"),
-    _Part("query_start", np.dtype(np.int32), "bounds"),
-    _Part("seq_lens", np.dtype(np.int32), "requests"),
-    _Part("token_source", np.dtype(np.int32), "tokens"),
-    _Part("table_stride", np.dtype(np.int32), "one"),
-    _Part("top_k", np.dtype(np.int32), "logits"),
-    _Part("temperature", np.dtype(np.float32), "logits"),
-    _Part("min_p", np.dtype(np.float32), "logits"),
-    _Part("top_p", np.dtype(np.float32), "logits"),
+    _Part("token_ids", torch.int64, "tokens"),
+    _Part("positions", torch.int64, "tokens"),
+    _Part("slot_mapping", torch.int64, "tokens"),
+    _Part("logits_rows", torch.int64, "logits"),
+    _Part("seed", torch.int64, "logits"),
+    _Part("position", torch.int64, "logits"),
+    _Part("query_start", torch.int32, "bounds"),
+    _Part("seq_lens", torch.int32, "requests"),
+    _Part("token_source", torch.int32, "tokens"),
+    _Part("table_stride", torch.int32, "one"),
+    _Part("top_k", torch.int32, "logits"),
+    _Part("temperature", torch.float32, "logits"),
+    _Part("min_p", torch.float32, "logits"),
+    _Part("top_p", torch.float32, "logits"),
 )
 SAMPLING_COLUMNS = ("seed", "position", "top_k", "temperature", "min_p", "top_p")
 
@@ -78,12 +77,12 @@ class StepShape:
 @dataclass(frozen=True, slots=True)
 class StepLayout:
     parts: Mapping[str, slice]
-    """Bytes of each part."""
+    """Where each part is in the memory, counted in numbers of its own type."""
     tables: int
-    """Byte at which the block tables begin."""
+    """Where the block tables begin, in numbers of 4 bytes."""
 
     def num_bytes(self, num_requests: int, width: int) -> int:
-        return self.tables + num_requests * width * np.dtype(np.int32).itemsize
+        return _aligned((self.tables + num_requests * width) * torch.int32.itemsize)
 
 
 @lru_cache(maxsize=1024)
@@ -92,10 +91,14 @@ def step_layout(shape: StepShape) -> StepLayout:
     parts: dict[str, slice] = {}
     begin = 0
     for part in _PARTS:
-        end = begin + counts[part.count] * part.dtype.itemsize
-        parts[part.name] = slice(begin, end)
-        begin = -(-end // ALIGNMENT) * ALIGNMENT
-    return StepLayout(parts, begin)
+        first, count = begin // part.dtype.itemsize, counts[part.count]
+        parts[part.name] = slice(first, first + count)
+        begin = _aligned(begin + count * part.dtype.itemsize)
+    return StepLayout(parts, begin // torch.int32.itemsize)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,8 @@ class StepInputs:
         self._device = device
         self._pinned = device.type == "cuda"
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
+        # A decode step is often followed by one of the same shape, and many small tensors take the host long to make.
+        self._decode_views: dict[tuple[StepShape, StepShape], dict[str, torch.Tensor]] = {}
 
     @property
     def memory(self) -> torch.Tensor:
@@ -128,6 +133,7 @@ class StepInputs:
         shape = StepShape(max(limits.max_tokens, limits.max_requests), limits.max_requests, limits.max_requests)
         size = step_layout(shape).num_bytes(limits.max_requests, limits.max_blocks)
         self._memory = torch.zeros(size, dtype=torch.uint8, device=self._device)
+        self._decode_views.clear()
 
     def fits(self, shape: StepShape, width: int) -> bool:
         """Whether the step will be at the fixed address."""
@@ -148,20 +154,50 @@ class StepInputs:
         size = layout.num_bytes(shape.num_requests, width)
         staging = torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
         _fill(staging.numpy(), layout, shape, step, columns)
-        if self.fits(shape, width):
-            memory = self._memory[:size]
-        else:
-            memory = torch.empty(size, dtype=torch.uint8, device=self._device)
-        memory.copy_(staging, non_blocking=True)
-        return _views(memory, layout, shape, own, step)
+        at_home = self.fits(shape, width)
+        memory = self._memory if at_home else torch.empty(size, dtype=torch.uint8, device=self._device)
+        memory[:size].copy_(staging, non_blocking=True)
+        views = self._home_views(shape, own) if at_home else _views(memory, shape, own)
+        return _device_step(memory, views, step_layout(shape).tables, step)
 
-    def padded(self, shape: StepShape) -> DeviceStep:
-        """The padding of a step of ``shape``, which has one token a request, and nothing else."""
-        nothing, none = np.zeros(0, np.int64), np.zeros(0, np.int32)
-        step = HostStep(nothing, nothing, nothing, np.zeros(1, np.int32), none, np.zeros((0, 1), np.int32), nothing)
-        self.upload(step, shape=shape)
-        size = step_layout(shape).num_bytes(shape.num_requests, 1)
-        return _views(self._memory[:size], step_layout(shape), shape, shape, None)
+    def _home_views(self, shape: StepShape, shown: StepShape) -> dict[str, torch.Tensor]:
+        if shown.num_tokens != shown.num_requests:
+            return _views(self._memory, shape, shown)
+        views = self._decode_views.get((shape, shown))
+        if views is None:
+            views = self._decode_views[shape, shown] = _views(self._memory, shape, shown)
+        return views
+
+
+def padding_step(num_requests: int) -> HostStep:
+    """Nothing but padding: requests with one token each that have no context and write to the null block."""
+    return HostStep(
+        token_ids=np.zeros(num_requests, np.int64),
+        positions=np.zeros(num_requests, np.int64),
+        slot_mapping=np.zeros(num_requests, np.int64),
+        query_start=np.arange(num_requests + 1, dtype=np.int32),
+        seq_lens=np.zeros(num_requests, np.int32),
+        block_tables=np.zeros((num_requests, 1), np.int32),
+        logits_rows=np.arange(num_requests),
+    )
+
+
+def _device_step(memory: torch.Tensor, views: dict[str, torch.Tensor], tables: int, step: HostStep) -> DeviceStep:
+    """``views`` of what ``step`` says, in ``memory``; ``tables``: as :attr:`StepLayout.tables`."""
+    num_requests, width = step.block_tables.shape
+    batch = StepBatch(
+        token_ids=views["token_ids"],
+        positions=views["positions"],
+        slot_mapping=views["slot_mapping"],
+        query_start=views["query_start"],
+        seq_lens=views["seq_lens"],
+        block_tables=memory.view(torch.int32)[tables : tables + num_requests * width].view(num_requests, width),
+        logits_rows=views["logits_rows"],
+        query_lens_list=np.diff(step.query_start).tolist(),
+        seq_lens_list=step.seq_lens.tolist(),
+        table_stride=views["table_stride"],
+    )
+    return DeviceStep(batch, views["token_source"], {name: views[name] for name in SAMPLING_COLUMNS})
 
 
 def _fill(
@@ -169,7 +205,14 @@ def _fill(
 ) -> None:
     """Write ``step``, padded to ``shape``, into ``memory``, uint8."""
     num_tokens, num_requests = step.token_ids.shape[0], step.seq_lens.shape[0]
-    views = {part.name: memory[layout.parts[part.name]].view(part.dtype) for part in _PARTS}
+    width = step.block_tables.shape[1]
+    typed: dict[torch.dtype, np.ndarray] = {
+        torch.int64: memory.view(np.int64),
+        torch.int32: memory.view(np.int32),
+        torch.float32: memory.view(np.float32),
+    }
+    views = {part.name: typed[part.dtype][layout.parts[part.name]] for part in _PARTS}
+    tables = typed[torch.int32][layout.tables :][: shape.num_requests * width].reshape(shape.num_requests, width)
     for name in ("token_ids", "positions", "slot_mapping"):
         views[name][:num_tokens] = getattr(step, name)
         views[name][num_tokens:] = 0
@@ -180,36 +223,19 @@ def _fill(
     views["seq_lens"][:num_requests] = step.seq_lens
     views["seq_lens"][num_requests:] = 0
     views["logits_rows"][: step.logits_rows.shape[0]] = step.logits_rows
-    width = step.block_tables.shape[1]
-    views["table_stride"][:] = width
+    views["table_stride"][0] = width
     for name, values in (columns or {}).items():
         views[name][: values.shape[0]] = values
-    tables = memory[layout.tables :].view(np.int32).reshape(shape.num_requests, width)
     tables[:num_requests] = step.block_tables
     tables[num_requests:] = 0
 
 
-def _views(
-    memory: torch.Tensor, layout: StepLayout, shape: StepShape, shown: StepShape, step: HostStep | None
-) -> DeviceStep:
-    """Tensors of the first ``shown`` of each part in ``memory``, which is laid out for ``shape``."""
-    counts = shown.counts()
+def _views(memory: torch.Tensor, shape: StepShape, shown: StepShape) -> dict[str, torch.Tensor]:
+    """The first ``shown`` of each part in ``memory``, which is laid out for ``shape``."""
+    layout, counts = step_layout(shape), shown.counts()
+    typed = {dtype: memory.view(dtype) for dtype in (torch.int64, torch.int32, torch.float32)}
     views = {}
     for part in _PARTS:
         begin = layout.parts[part.name].start
-        end = begin + counts[part.count] * part.dtype.itemsize
-        views[part.name] = memory[begin:end].view(_TORCH_TYPES[part.dtype])
-    tables = memory[layout.tables :].view(torch.int32).view(shape.num_requests, -1)
-    batch = StepBatch(
-        token_ids=views["token_ids"],
-        positions=views["positions"],
-        slot_mapping=views["slot_mapping"],
-        query_start=views["query_start"],
-        seq_lens=views["seq_lens"],
-        block_tables=tables[: shown.num_requests],
-        logits_rows=views["logits_rows"],
-        query_lens_list=[1] * shown.num_requests if step is None else np.diff(step.query_start).tolist(),
-        seq_lens_list=[0] * shown.num_requests if step is None else step.seq_lens.tolist(),
-        table_stride=views["table_stride"],
-    )
-    return DeviceStep(batch, views["token_source"], {name: views[name] for name in SAMPLING_COLUMNS})
+        views[part.name] = typed[part.dtype][begin : begin + counts[part.count]]
+    return views

@@ -112,9 +112,10 @@ class SwapLane:
             self._swapped = None
 
     def finish(self) -> None:
-        """Wait until no swap is under way: memory may go then."""
+        """Wait until nothing is under way on either stream: memory may go then."""
         if self._streams is not None:
             self._streams.side.synchronize()
+            self._streams.compute.synchronize()
             self._swapped = None
 
     def _launch(self, blocks: list[int], block_size: int, launch: Callable[[], None], *, written: bool) -> None:

@@ -15,7 +15,8 @@ from kernels.sampling import SamplingBatch, SamplingRow
 from kernels.spec import DecoderSpec, HostStep, StepLimits
 from kernels.triton.backend import TritonBackend
 from kernels.triton.graphs import graph_sizes
-from kernels.triton.step_inputs import StepInputs, StepShape, step_layout
+from kernels.triton.sampling import host_columns
+from kernels.triton.step_inputs import StepInputs, StepShape
 from tests.kernels.interpreted.stand_in import KeptSteps, PoisonedBackend
 from tests.kernels.interpreted.tiny_engine import run_engine, tiny_spec, tiny_weights
 
@@ -49,6 +50,21 @@ def test_the_ids_of_the_cpu_backend(options: dict[str, Any], overlap: bool) -> N
     else:
         assert result.preemptions > 0 and result.cached_tokens > 0
         assert len(capture.replays()) > 1
+
+
+def test_a_model_that_drafts_has_graphs_of_its_own() -> None:
+    """It is run several times a step, with fewer rows each time and at the end for keys and values alone."""
+    options: dict[str, Any] = {"prompt_lengths": (2, 6), "num_blocks": 12}
+    expected = run_engine(CpuBackend(), SPEC, **options)
+    model, drafts = KeptSteps(), KeptSteps()
+    result = run_engine(
+        PoisonedBackend("cpu", capture=model),
+        SPEC,
+        drafting=PoisonedBackend("cpu", capture=drafts),
+        **options,
+    )
+    assert result.token_ids == expected.token_ids
+    assert sum(drafts.replays().values()) > 2
 
 
 def test_sizes() -> None:
@@ -214,11 +230,44 @@ def test_without_graphs_nothing_is_recorded() -> None:
 
 
 def test_parts_of_the_inputs_lie_apart_and_aligned() -> None:
-    layout = step_layout(StepShape(5, 3, 2))
-    parts = sorted((part.start, part.stop) for part in layout.parts.values())
-    assert all(begin % 16 == 0 for begin, _ in parts) and layout.tables % 16 == 0
-    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(parts))
-    assert parts[-1][1] <= layout.tables
     inputs = StepInputs(torch.device("cpu"))
     inputs.reserve(ROOM)
     assert inputs.fits(StepShape(ROWS, ROWS, ROWS), WIDTH) and not inputs.fits(StepShape(ROWS, ROWS, ROWS), WIDTH + 4)
+    step = inputs.upload(_decodes(3, logits=[0, 2]), host_columns(SamplingBatch([SamplingRow()] * 2)))
+    batch = step.batch
+    parts = [
+        *(batch.token_ids, batch.positions, batch.slot_mapping, batch.query_start, batch.seq_lens, batch.logits_rows),
+        *(batch.table_stride, batch.block_tables, step.token_source, *step.columns.values()),
+    ]
+    places = sorted((part.data_ptr(), part.data_ptr() + part.nbytes) for part in parts if part is not None)
+    assert len(places) == 15 and places[0][0] == inputs.memory.data_ptr()
+    assert all(begin % 16 == 0 for begin, _ in places)
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(places))
+    assert places[-1][0] == batch.block_tables.data_ptr(), "the tables come last"
+
+
+@pytest.mark.parametrize("room", [ROOM, StepLimits(max_requests=1, max_tokens=1, max_blocks=1)])
+def test_inputs_are_what_the_host_laid_out(room: StepLimits) -> None:
+    """Padded or not, at the fixed address or not."""
+    inputs = StepInputs(torch.device("cpu"))
+    inputs.reserve(room)
+    host = replace(_decodes(3), token_source=np.array([-1, 1, 0], dtype=np.int32))
+    rows = [SamplingRow(temperature=0.5, top_k=i, top_p=0.75, min_p=0.25, seed=i, position=7) for i in range(3)]
+    columns = host_columns(SamplingBatch(rows))
+    for shape in (None, StepShape(5, 5, 5)):
+        step = inputs.upload(host, columns, shape=shape)
+        for name in (
+            "token_ids",
+            "positions",
+            "slot_mapping",
+            "query_start",
+            "seq_lens",
+            "block_tables",
+            "logits_rows",
+        ):
+            found, expected = getattr(step.batch, name), torch.from_numpy(getattr(host, name))
+            assert found.dtype == expected.dtype and torch.equal(found, expected), name
+        assert step.batch.query_lens_list == [1, 1, 1] and step.batch.seq_lens_list == [12, 11, 10]
+        assert step.batch.table_stride is not None and step.batch.table_stride.tolist() == [WIDTH]
+        assert step.token_source.tolist() == [-1, 1, 0]
+        assert all(torch.equal(step.columns[name], torch.from_numpy(array)) for name, array in columns.items())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.events import Preempted
+from engine.execution.draft_model import DraftModel
 from engine.execution.runner import ModelRunner
 from engine.models.architecture import expected_tensors
 from engine.request import SamplingParams
@@ -80,6 +81,9 @@ def tiny_weights(spec: DecoderSpec) -> dict[str, torch.Tensor]:
     return tensors
 
 
+DRAFTS = "draft:tiny"
+
+
 def run_engine(
     backend: Backend,
     spec: DecoderSpec,
@@ -88,16 +92,25 @@ def run_engine(
     num_blocks: int = NUM_BLOCKS,
     prompt_lengths: tuple[int, ...] = PROMPT_LENGTHS,
     overlap: bool = False,
+    drafting: Backend | None = None,
 ) -> Outcome:
-    """The ids of greedy requests with log-probabilities, and of one that is drawn with a penalty."""
-    backend.load(spec, tiny_weights(spec))
-    backend.allocate_kv(num_blocks + 1, BLOCK_SIZE)
-    backend.make_ready(LIMITS)
+    """The ids of greedy requests with log-probabilities, and of one that is drawn with a penalty. ``drafting``: where a
+    model of the same kind, with fewer layers, drafts."""
     num_host_blocks = 8 if preemption == "swap" else 0
-    backend.allocate_host_kv(num_host_blocks + 1)
+    draft_spec = replace(spec, num_layers=1, sliding_window=())
+    for each, its_spec in ((backend, spec), (drafting, draft_spec)):
+        if each is not None:
+            each.load(its_spec, tiny_weights(its_spec))
+            each.allocate_kv(num_blocks + 1, BLOCK_SIZE)
+            each.make_ready(LIMITS)
+            each.allocate_host_kv(num_host_blocks + 1)
+    proposer = None if drafting is None else DraftModel(drafting, draft_spec, BLOCK_SIZE, DRAFTS)
+    speculative = "off" if drafting is None else DRAFTS
     core = EngineCore(
-        ModelRunner(backend, spec, BLOCK_SIZE),
-        scheduler=SchedulerConfig(max_num_seqs=MAX_REQUESTS, preemption=preemption),
+        ModelRunner(backend, spec, BLOCK_SIZE, proposer=proposer),
+        scheduler=SchedulerConfig(
+            max_num_seqs=MAX_REQUESTS, preemption=preemption, speculative=speculative, draft_tokens=2
+        ),
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         prefix_cache=True,
