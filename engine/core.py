@@ -316,9 +316,8 @@ class EngineCore:
         late: dict[Request, FinishReason] = {}
         for row, reason in update.ended.items():
             request = plan.requests[row]
-            if row in step.update.ended:
-                request.finish_reason = reason
-            else:
+            over = request.status is RequestStatus.ENDED and reason is not FinishReason.ERROR
+            if not over and request.status is not RequestStatus.FINISHED:
                 request.epoch += 1  # whatever of it was launched since counts no more
                 late[request] = reason
         if late:
@@ -331,6 +330,7 @@ class EngineCore:
         outputs: list[Output] = []
         self._take_inbox(now, outputs)
         if left := self._scheduler.settle({}):  # an abort took the last row that the others stayed for
+            outputs += self._land().outputs  # their last tokens
             outputs += self._let_go(left, [], now, {})
         return outputs
 

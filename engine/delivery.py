@@ -11,7 +11,7 @@ import msgspec
 from engine.events import Keyframe, RequestState, StepRecord, StepTimings
 from engine.in_flight import Landed
 from engine.messages import Output, TokenLogprob
-from engine.request import Request, branch_id, branch_of
+from engine.request import FinishReason, Request, branch_id, branch_of
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
 from engine.scheduling.results import StepUpdate
 
@@ -84,7 +84,7 @@ def step_outputs(
         request, tokens, text = plan.requests[row], new_tokens[row], texts.get(row, "")
         values = [TokenLogprob(p.token_id, p.logprob, p.top) for p in logprobs[row][: len(tokens)]] if logprobs else []
         if row in update.ended:
-            outputs.append(last_output(request, now, tokens, text, values, errors.get(row, "")))
+            outputs.append(last_output(request, now, tokens, text, values, errors.get(row, ""), update.ended[row]))
         elif tokens:
             outputs.append(token_output(request, now, tokens, text, values))
     return outputs
@@ -102,7 +102,9 @@ def last_output(
     text: str,
     logprobs: list[TokenLogprob] | None = None,
     error: str = "",
+    reason: FinishReason | None = None,
 ) -> Output:
+    """``reason``: why it is over; None: what the request says."""
     client_id, index = branch_of(request.request_id)
     return Output(
         client_id,
@@ -110,7 +112,7 @@ def last_output(
         token_ids,
         text,
         logprobs or [],
-        finish_reason=request.finish_reason,
+        finish_reason=reason or request.finish_reason,
         error=error,
         prompt_tokens=request.num_prompt_tokens,
         cached_tokens=request.num_cached_tokens,

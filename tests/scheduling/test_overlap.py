@@ -193,3 +193,26 @@ def test_penalties_wait_for_the_tokens_that_they_count(params: dict[str, Any], m
         core.step()
     assert runner.most == most and runner.in_flight == 0
     assert_pool_whole(core)
+
+
+def test_a_batch_that_an_abort_ends_keeps_its_last_tokens() -> None:
+    """One row has ended with its last token under way, the other is aborted: the batch leaves before the token came."""
+    probe = EngineProbe(_core(overlap=True, discipline="static", num_blocks=16, block_size=4))
+    short, long = probe.add([1, 2, 3], SamplingParams(max_tokens=1)), probe.add([4, 5], SamplingParams(max_tokens=9))
+    probe.step()
+    probe.core.abort(long)
+    probe.run()
+    assert probe.answers[short].token_ids == cold_answer([1, 2, 3], 1)
+    assert [probe.answers[request_id].finish_reason for request_id in (short, long)] == ["length", "abort"]
+
+
+def test_a_row_that_ended_and_failed_leaves_its_batch() -> None:
+    core = _core(overlap=True, discipline="static", num_blocks=16, block_size=4)
+    probe = EngineProbe(core)
+    failed, other = probe.add([1, 2, 3], SamplingParams(max_tokens=1)), probe.add([4, 5], SamplingParams(max_tokens=4))
+    runner = core._runner
+    assert isinstance(runner, KVCheckingRunner)
+    runner.failures[failed] = "not finite"
+    probe.run()
+    assert probe.answers[failed].finish_reason == "error" and probe.answers[failed].token_ids == []
+    assert probe.answers[other].token_ids == cold_answer([4, 5], 4)
