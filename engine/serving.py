@@ -98,7 +98,7 @@ class EngineLoop:
     def _tell(self, result: StepResult) -> None:
         if result.record is not None:
             self._frames.add(result.record)
-            self._log.add(result, self.core.keyframe)
+        self._log.add(result, self.core.keyframe)  # texts may come without a record
         self._send(*result.outputs)
         if result.notice:
             self._know_the_pool(result.notice)
