@@ -132,7 +132,8 @@ def _attend_tile(
         v = decode_fp8(v, FP8_BIAS, q.dtype)
     scores = _dot(q, tl.trans(k)) * scale
     if HAS_SOFTCAP:
-        # tanh(x) = 2 / (1 + e^(-2x)) - 1, where an overflow of the power gives the right limit.
+        # tanh(x) = 2 / (1 + e^(-2x)) - 1, where an overflow of the power gives the right limit; `scale` holds the 2,
+        # and both factors log2 e. Near 0 the error is that of rounding a score as large as the cap.
         scores = softcap * (2.0 / (1.0 + tl.exp2(-scores)) - 1.0)
     if MASKED:
         distance = positions[:, None] - keys[None, :]
@@ -252,7 +253,9 @@ def paged_attention_kernel(
             )
     # fmt: on
 
-    result = accumulator / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
+    # Rows that saw no key: padding rows of a captured graph, and what the tile has more rows than heads.
+    row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
+    result = accumulator / row_sum[:, None]
     is_split = splits > 1 if ONE_TOKEN else False
     if is_split:
         place = (request.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head) * splits + split

@@ -55,7 +55,7 @@ _FLOAT32: TileTable = {
     (True, 4, 256): AttentionTile(rows=16, keys=16, num_warps=4, num_stages=1),
     (False, 4, 64): AttentionTile(rows=32, keys=32, num_warps=8, num_stages=2),
     (False, 4, 128): AttentionTile(rows=32, keys=16, num_warps=4, num_stages=2),
-    (False, 4, 256): AttentionTile(rows=16, keys=16, num_warps=4, num_stages=1),
+    (False, 4, 256): AttentionTile(rows=16, keys=16, num_warps=8, num_stages=1),
 }
 
 TILES: dict[Family, TileTable] = {
