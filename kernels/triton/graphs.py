@@ -58,6 +58,7 @@ class CudaCapture:
     def __init__(self, device: torch.device) -> None:
         # One stream for all: what the products' library sets aside for a stream is then shared too.
         self._stream = torch.cuda.Stream(device)
+        self._broken: list[torch.cuda.CUDAGraph] = []
 
     def record(self, run: Callable[[], torch.Tensor], beside: Recording | None) -> CudaRecording:
         """Raises whatever ``run`` or the driver does; the current stream is as before then."""
@@ -76,9 +77,17 @@ class CudaCapture:
             try:
                 output = run()
             finally:
-                graph.capture_end()
+                self._end(graph)
         current.wait_stream(self._stream)
         return CudaRecording(graph, output)
+
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        try:
+            graph.capture_end()
+        except Exception:
+            # Something in it could not be recorded. The allocator goes on asking the graph what it records, so it stays.
+            self._broken.append(graph)
+            raise
 
 
 def graph_sizes(max_requests: int) -> list[int]:
