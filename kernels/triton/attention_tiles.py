@@ -88,6 +88,7 @@ TILES: dict[Family, TileTable] = {
         (False, 2, 64): AttentionTile(rows=128, keys=64, num_warps=8, num_stages=5),
         (False, 2, 128): AttentionTile(rows=128, keys=64, num_warps=8, num_stages=5),
         (False, 2, 256): AttentionTile(rows=128, keys=32, num_warps=8, num_stages=3),
+        (False, 4, 256): AttentionTile(rows=16, keys=16, num_warps=4, num_stages=1),
     },
     "amd": _FLOAT32
     | {
