@@ -85,7 +85,7 @@ class CudaCapture:
         try:
             graph.capture_end()
         except Exception:
-            # Something in it could not be recorded. The allocator goes on asking the graph what it records, so it stays.
+            # The allocator goes on asking a graph that could not be ended what it records, so it stays.
             self._broken.append(graph)
             raise
 
