@@ -94,9 +94,13 @@ def warm_up(backend: Backend, sizes: StepSizes, block_size: int, num_blocks: int
     """Launch all that ``backend`` may launch later. Its storage has ``num_blocks`` blocks beside the null block; what
     they hold is lost, and it has room for one block on the host afterwards."""
     previous: torch.Tensor | None = None
+    sampled_rows = set[int]()
     for step in steps_of_all_kinds(sizes, block_size, num_blocks).values():
         rows = len(step.logits_rows)
         logits = backend.forward(backend.upload(step))
+        if rows in sampled_rows:
+            continue
+        sampled_rows.add(rows)
         for row in (SAMPLINGS if rows == 1 else ON_DEVICE).values():
             previous = backend.sample(logits, SamplingBatch([row] * rows)).token_ids
     # As in a run: the parameters travel with the step, and only the device knows its token.
