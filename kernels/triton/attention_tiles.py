@@ -58,6 +58,8 @@ _FLOAT32: TileTable = {
     (False, 4, 256): AttentionTile(rows=16, keys=16, num_warps=8, num_stages=1),
 }
 
+# Keys lie where a block id says that is loaded too: NVIDIA's pipeline needs stages for both. With 5, one tile of keys
+# and values is on the way while another is multiplied; with 3, the next tile is asked for only after the products.
 TILES: dict[Family, TileTable] = {
     "sm_80": _FLOAT32
     | {
