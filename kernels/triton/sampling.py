@@ -20,8 +20,9 @@ The lowest id wins among equals. A row with NaN, plus infinity, or nothing but m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ from kernels.cpu.sampling import GREEDY_TEMPERATURE, sample
 from kernels.sampling import SampledTokens, SamplingBatch, SamplingRow, TokenLogprobs
 from kernels.triton.truncation import truncation_edges
 
+_GREEDY = SamplingRow()
 BLOCK = 2048
 """Logits of a part."""
 NUM_WARPS = 4
@@ -62,7 +64,18 @@ class SamplingColumns:
 
 def host_columns(sampling: SamplingBatch) -> dict[str, np.ndarray]:
     """The tensors of :class:`SamplingColumns`, by name, as arrays; rows that the device cannot draw are greedy."""
-    rows = [row if row.is_drawn_on_device else SamplingRow() for row in sampling.rows]
+    if all(row is sampling.rows[0] for row in sampling.rows) and sampling.rows and sampling.rows[0] == _GREEDY:
+        return _greedy_arrays(len(sampling.rows))
+    return _arrays([row if row.is_drawn_on_device else _GREEDY for row in sampling.rows])
+
+
+@lru_cache(maxsize=64)
+def _greedy_arrays(count: int) -> dict[str, np.ndarray]:
+    """Most steps have nothing but greedy rows, all one object; nobody writes to these arrays."""
+    return _arrays([_GREEDY] * count)
+
+
+def _arrays(rows: Sequence[SamplingRow]) -> dict[str, np.ndarray]:
     temperatures = [0.0 if row.temperature < GREEDY_TEMPERATURE else row.temperature for row in rows]
     return {
         "temperature": np.array(temperatures, dtype=np.float32),
