@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -133,7 +132,7 @@ def _device(findings: Findings) -> None:
             "kv_dtype": dtype_name(choice.kv_dtype or choice.dtype),
             "backend_reason": choice.reason,
         }
-        _gpu_needs(findings, choice.is_gpu)
+        _gpu(findings, choice.is_gpu)
     except Exception as error:
         answer["backend_reason"] = f"nothing can be computed: {type(error).__name__}: {error}"
         if findings.can_run:  # else a package is missing, which explains it
@@ -142,16 +141,35 @@ def _device(findings: Findings) -> None:
     findings.report |= answer
 
 
-def _gpu_needs(findings: Findings, is_gpu: bool) -> None:
-    if is_gpu and not (os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")):
-        findings.miss("a C compiler, with which Triton builds the launchers of its kernels", "sudo apt install gcc")
-    driver = Path("/proc/driver/nvidia/version")
-    if not is_gpu and driver.exists():
-        import torch
+def _gpu(findings: Findings, is_gpu: bool) -> None:
+    """What a GPU that is here needs, whether it is used or not."""
+    import torch
 
-        if torch.version.cuda is None:
-            fix = f"{sys.executable} -m pip install --force-reinstall --no-cache-dir torch"
-            findings.miss("a torch for the NVIDIA GPU that is here; this one is built for CPUs", fix)
+    from engine.execution import gpu_problems
+
+    driver = _ask(gpu_problems.driver_version, None)
+    seen = _ask(torch.cuda.device_count, 0) > 0
+    if driver is None and not seen:
+        findings.report["gpu"] = None
+        return
+    major_minor = _ask(torch.cuda.get_device_capability, None) if seen else None
+    findings.report["gpu"] = {
+        "name": _ask(torch.cuda.get_device_name, None) if seen else None,
+        "capability": None if major_minor is None else ".".join(map(str, major_minor)),
+        "memory_bytes": _ask(lambda: int(torch.cuda.get_device_properties(0).total_memory), None) if seen else None,
+        "driver": driver,
+        "cuda": torch.version.cuda or torch.version.hip,
+        "compiler": _ask(gpu_problems.compiler, None),
+        "cache_folder": _ask(gpu_problems.cache_folder, None),
+        "graphs": "decode steps are recorded" if is_gpu else "not used",
+    }
+    if torch.version.cuda is None and torch.version.hip is None:
+        fix = f"{sys.executable} -m pip install --force-reinstall --no-cache-dir torch"
+        findings.miss("a torch for the NVIDIA GPU that is here; this one is built for CPUs", fix)
+    for question in (gpu_problems.compiler_problem, gpu_problems.cache_problem):
+        problem = _ask(question, None)
+        if problem is not None:
+            findings.miss(problem.what, problem.command)
 
 
 def _cpu_name() -> str:
@@ -248,6 +266,7 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("Device", f"{report['device']}: {report['backend_reason']}"),
         ("Weights", f"{report['dtype']}, keys and values {report['kv_dtype']}"),
         ("Backend", str(report["backend"])),
+        *_gpu_rows(report.get("gpu")),
         (
             "Processor",
             f"{cpu['name']}, {report['threads']} threads: {features}",
@@ -256,6 +275,22 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
         ("Starter model", cache["starter_folder"] if cache["starter"] else "not fetched yet"),
         ("Display", report["display"]),
         ("Packages", ", ".join(packages)),
+    ]
+
+
+def _gpu_rows(gpu: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if gpu is None:
+        return []
+    named = [
+        gpu["name"] or "not usable by torch",
+        gpu["capability"] and f"compute capability {gpu['capability']}",
+        gpu["memory_bytes"] and f"{gpu['memory_bytes'] / 2**30:.0f} GiB",
+        gpu["driver"] and f"driver {gpu['driver']}",
+        gpu["cuda"] and f"torch for {gpu['cuda']}",
+    ]
+    return [
+        ("GPU", ", ".join(filter(None, named))),
+        ("GPU kernels", f"compiler {gpu['compiler'] or 'missing'}, kept in {gpu['cache_folder']}; {gpu['graphs']}"),
     ]
 
 

@@ -8,9 +8,11 @@ the questions below find is what ``doctor`` says, too.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sysconfig
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,6 +20,7 @@ import torch
 from engine.failures import describe, is_out_of_memory
 
 NEWER_DRIVER = "install a newer NVIDIA driver"
+NO_WAY = "this version of Batchscope does not run on it"
 _OLD_DRIVER = ("driver on your system is too old", "driver version is insufficient")
 _OLD_LOADER = ("unsupported toolchain", "unsupported_ptx", "device kernel image is invalid", "invalid_image")
 _OTHER_GPU = ("no kernel image is available", "not compatible with the current pytorch", "no_binary_for_gpu")
@@ -44,25 +47,37 @@ def explain(error: BaseException) -> str:
     return _of_building(error) or describe(error)
 
 
-NO_WAY = "this version of Batchscope does not run on it"
-
-
 def compiler() -> str | None:
     """The C compiler that Triton would call, by :func:`triton.runtime.build._build`; None: there is none."""
     named = os.environ.get("CC")
     return named if named is not None else shutil.which("gcc") or shutil.which("clang")
 
 
-def compiler_problem() -> str | None:
+@dataclass(frozen=True, slots=True)
+class Problem:
+    what: str
+    """A clause."""
+    way_out: str
+    command: str
+    """That mends it, or begins to."""
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.way_out}"
+
+
+def compiler_problem() -> Problem | None:
     """Why no C library can be built for the kernels' launches; None: nothing is known to be missing."""
     found = compiler()
     if found is None:
-        return "no C compiler was found, with which Triton builds the launches of its kernels: install gcc, or set CC"
+        what = "no C compiler was found, with which Triton builds the launches of its kernels"
+        return Problem(what, "install gcc, or set CC", "sudo apt install gcc")
     if shutil.which(found) is None:
-        return f"CC is {found!r}, which is no program: set CC to a C compiler, or unset it and install gcc"
+        what = f"CC is {found!r}, which is no program"
+        return Problem(what, "set CC to a C compiler, or unset it and install gcc", "unset CC; sudo apt install gcc")
     header = Path(_headers()) / "Python.h"
     if not header.is_file():
-        return f"the C headers of Python are missing ({header}): install python3-dev, or the package like it"
+        what = f"the C headers of Python are missing ({header})"
+        return Problem(what, "install python3-dev, or the package like it", "sudo apt install python3-dev")
     return None
 
 
@@ -73,7 +88,7 @@ def cache_folder() -> str:
     return str(knobs.cache.dir or "")
 
 
-def cache_problem() -> str | None:
+def cache_problem() -> Problem | None:
     """Why the cache folder cannot be written; None: it can, or nothing of it is there yet and it can be made."""
     folder = Path(cache_folder())
     there = folder
@@ -81,33 +96,42 @@ def cache_problem() -> str | None:
         there = there.parent
     if there.is_dir() and os.access(there, os.W_OK):
         return None
-    return f"Triton's cache folder {folder} cannot be written: set TRITON_CACHE_DIR to a folder that can"
+    what = f"Triton's cache folder {folder} cannot be written"
+    return Problem(what, "set TRITON_CACHE_DIR to a folder that can", "export TRITON_CACHE_DIR=/tmp/triton")
+
+
+def driver_version(file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
+    """Of NVIDIA's kernel module; None: there is none."""
+    try:
+        found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", file.read_text(encoding="utf-8"))
+    except OSError:
+        return None
+    return found.group(1) if found else "unknown"
 
 
 def _of_building(error: BaseException) -> str | None:
     """Where it came from the building of a launch: the file or the program that it names is the compiler's or lies in
     the cache folder."""
+    problem: Problem | str | None = None
     if isinstance(error, subprocess.CalledProcessError):
         program = error.cmd[0] if isinstance(error.cmd, list | tuple) and error.cmd else str(error.cmd)
-        if program != compiler():
-            return None
-        return compiler_problem() or (
-            f"the C compiler {program} fails (exit status {error.returncode}): see what it wrote to the error output, "
-            "or set CC to another"
-        )
-    if isinstance(error, OSError):
+        if program == compiler():
+            problem = compiler_problem() or (
+                f"the C compiler {program} fails (exit status {error.returncode}): see what it wrote to the error "
+                "output, or set CC to another"
+            )
+    elif isinstance(error, OSError):
         named = "" if error.filename is None else str(error.filename)
         folder = cache_folder()
         if named == compiler():
-            return compiler_problem() or f"the C compiler {named} cannot be run ({error.strerror})"
-        if folder and named.startswith(folder):
-            return cache_problem() or f"Triton's cache folder {folder} cannot be written ({error.strerror})"
-        if named.endswith(".so") and compiler() is not None:
-            return f"the C compiler {compiler()} wrote no library: set CC to another"
-        return None
-    if "failed to find c compiler" in str(error).lower():
-        return compiler_problem()
-    return None
+            problem = compiler_problem() or f"the C compiler {named!r} cannot be run ({error.strerror}): set CC to one"
+        elif folder and (named == folder or named.startswith(f"{folder}/")):
+            problem = cache_problem() or f"Triton's cache folder {folder} cannot be written: {error.strerror}"
+        elif named.endswith(".so"):
+            problem = f"the C compiler {compiler()} wrote no library: set CC to another"
+    elif "failed to find c compiler" in str(error).lower():
+        problem = compiler_problem()
+    return None if problem is None else str(problem)
 
 
 def _headers() -> str:
