@@ -27,7 +27,7 @@ from engine.models.errors import ModelLoadError, listed
 from engine.models.transformers_model import PAGED, build_config, freeze_rotary, model_class, the_library
 from engine.models.transformers_spec import AttentionLayer, TransformersSpec
 from kernels.backend import check_swap, uploaded
-from kernels.cpu.sampling import sample, sample_on_device
+from kernels.cpu.sampling import sample
 from kernels.plain_attention import paged_attention, write_kv
 from kernels.sampling import SampledTokens, SamplingBatch
 from kernels.spec import DecoderSpec, HostStep, StepBatch, StepLimits
@@ -133,7 +133,12 @@ class TransformersBackend:
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, sampling: SamplingBatch) -> SampledTokens:
-        return (sample if self.device.type == "cpu" else sample_on_device)(logits, sampling)
+        if self.device.type == "cpu":
+            return sample(logits, sampling)
+        # Only where a GPU is: triton is not installed everywhere.
+        from kernels.triton.sampling import sample_on_device
+
+        return sample_on_device(logits, sampling)
 
     def _attend(
         self,

@@ -51,25 +51,6 @@ def sample(logits: torch.Tensor, sampling: SamplingBatch) -> SampledTokens:
     return SampledTokens(chosen, logprobs if any(logprobs) else [])
 
 
-def sample_on_device(logits: torch.Tensor, sampling: SamplingBatch) -> SampledTokens:
-    """The same for logits on a GPU: greedy rows are chosen there, and only the rows that need more go to the host."""
-    rows = sampling.rows
-    largest, likeliest = logits.max(dim=-1)
-    chosen = torch.where(torch.isfinite(largest), likeliest, -1)
-    special = [i for i, row in enumerate(rows) if not row.is_plain_greedy]
-    if not special:
-        return SampledTokens(chosen, [])
-    index = torch.tensor(special, device=logits.device)
-    drawn = sample(logits.index_select(0, index).cpu(), SamplingBatch([rows[i] for i in special]))
-    chosen[index] = drawn.token_ids.to(logits.device)
-    if not drawn.logprobs:
-        return SampledTokens(chosen, [])
-    logprobs: list[TokenLogprobs | None] = [None] * len(rows)
-    for i, report in zip(special, drawn.logprobs, strict=True):
-        logprobs[i] = report
-    return SampledTokens(chosen, logprobs)
-
-
 def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) with 53 random bits, a function of (seed, position) alone: two rounds of SplitMix64's mixer
     (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA '14)."""

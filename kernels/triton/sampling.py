@@ -262,7 +262,7 @@ def sample_on_device(
         tensors = {name: torch.from_numpy(array).to(logits.device) for name, array in host_columns(sampling).items()}
     if out is None:
         out = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-    sample_rows(logits, sampling_columns(sampling, tensors), out)
+    sample_rows(logits.contiguous(), sampling_columns(sampling, tensors), out)
     on_host = [i for i, row in enumerate(rows) if not row.is_drawn_on_device]
     if not on_host:
         return SampledTokens(out, [])

@@ -22,8 +22,11 @@ import torch
 import triton
 import triton.language as tl
 
-BLOCK = 2048
+BLOCK = 512
+"""Logits at a time, one a thread: with more, ptxas spills registers to fit another program beside."""
 NUM_WARPS = 16
+LOWEST = tl.constexpr(-1e30)
+"""Stands for minus infinity where that may be multiplied with 0."""
 
 
 def truncation_constants(vocab: int) -> dict[str, int]:
@@ -59,16 +62,11 @@ def _reach(
     rate: tl.tensor,
     key: tl.tensor,
     last: tl.tensor,
-    BY_PROBABILITY: tl.constexpr,
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """The greatest key of which the tokens with it or a greater one weigh at least ``target``, and the weight of those
-    with a greater one.
-
-    A token weighs 1, or, with ``rate`` = log2(e) / temperature, exp((logit - largest) / temperature), but 0 behind the
-    edge (``key``, ``last``).
-    """
+    with a greater one. A token weighs 2 ** (rate · (logit - largest)), but 0 behind the edge (``key``, ``last``)."""
     BITS: tl.constexpr = row_ptr.dtype.element_ty.primitive_bitwidth
     found = tl.full((), 0, tl.uint32)
     unit = tl.full((), 1 << (BITS - 2), tl.uint32)
@@ -84,10 +82,8 @@ def _reach(
             ids = start + tl.arange(0, BLOCK)
             x = tl.load(row_ptr + ids, mask=ids < VOCAB, other=-float("inf"))
             keys = _keys(x)
-            weights = tl.full([BLOCK], 1.0, tl.float32)
-            if BY_PROBABILITY:
-                weights = tl.exp2((x.to(tl.float32) - largest) * rate)
-                weights = tl.where((keys > key) | ((keys == key) & (ids <= last)), weights, 0.0)
+            weights = tl.exp2(tl.maximum(x.to(tl.float32) - largest, LOWEST) * rate)
+            weights = tl.where((keys > key) | ((keys == key) & (ids <= last)), weights, 0.0)
             from_one += tl.where(keys >= one, weights, 0.0)
             from_two += tl.where(keys >= two, weights, 0.0)
             from_three += tl.where(keys >= three, weights, 0.0)
@@ -96,6 +92,27 @@ def _reach(
         found = tl.where(c >= target, three, tl.where(b >= target, two, tl.where(a >= target, one, found)))
         unit = unit >> 2
     return found, above
+
+
+@triton.jit
+def _total(
+    row_ptr: tl.tensor,
+    largest: tl.tensor,
+    rate: tl.tensor,
+    key: tl.tensor,
+    last: tl.tensor,
+    VOCAB: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tl.tensor:
+    """What all tokens weigh together, added in the order of :func:`_reach`."""
+    total = tl.full([BLOCK], 0.0, tl.float32)
+    for start in range(0, VOCAB, BLOCK):
+        ids = start + tl.arange(0, BLOCK)
+        x = tl.load(row_ptr + ids, mask=ids < VOCAB, other=-float("inf"))
+        keys = _keys(x)
+        weights = tl.exp2(tl.maximum(x.to(tl.float32) - largest, LOWEST) * rate)
+        total += tl.where((keys > key) | ((keys == key) & (ids <= last)), weights, 0.0)
+    return tl.sum(total, axis=0)
 
 
 @triton.jit
@@ -144,29 +161,24 @@ def truncation_kernel(
             ids = start + tl.arange(0, BLOCK)
             peak = tl.maximum(peak, tl.load(row_ptr + ids, mask=ids < VOCAB, other=-float("inf")).to(tl.float32))
         largest = tl.max(peak, axis=0)
-        rate = 1.4426950408889634 / temperature
         key = tl.full((), 0, tl.uint32)
-        if cut_k:
-            key, above = _reach(row_ptr, top_k.to(tl.float32), largest, rate, key, last, False, VOCAB, BLOCK)
-            last = _last_of(row_ptr, key, top_k - above.to(tl.int32), VOCAB, BLOCK)
-            value = _value(key, row_ptr.dtype.element_ty)
-        if top_p < 1:
-            total = tl.full([BLOCK], 0.0, tl.float32)
-            for start in range(0, VOCAB, BLOCK):
-                ids = start + tl.arange(0, BLOCK)
-                x = tl.load(row_ptr + ids, mask=ids < VOCAB, other=-float("inf"))
-                keys = _keys(x)
-                weights = tl.exp2((x.to(tl.float32) - largest) * rate)
-                total += tl.where((keys > key) | ((keys == key) & (ids <= last)), weights, 0.0)
-            # At least the likeliest token, whose weight is 1, stays.
-            target = tl.maximum(top_p * tl.sum(total, axis=0), 1e-30)
-            reached, above = _reach(row_ptr, target, largest, rate, key, last, True, VOCAB, BLOCK)
-            value = _value(reached, row_ptr.dtype.element_ty)
-            count = tl.ceil((target - above) / tl.exp2((value - largest) * rate))
-            count = tl.minimum(tl.maximum(count, 1.0), VOCAB * 1.0).to(tl.int32)
-            # Among equals the edge of top-k still holds.
-            within = tl.where(reached == key, last, VOCAB)
-            last = tl.minimum(_last_of(row_ptr, reached, count, VOCAB, BLOCK), within)
+        for step in range(2):
+            by_probability = step == 1
+            if tl.where(by_probability, top_p < 1, cut_k):
+                # At an infinite temperature every token weighs 1, and top-k is the top-p that reaches k.
+                rate = tl.where(by_probability, 1.4426950408889634 / temperature, 0.0)
+                target = top_k.to(tl.float32)
+                if by_probability:
+                    # At least the likeliest token, whose weight is 1, stays.
+                    target = tl.maximum(top_p * _total(row_ptr, largest, rate, key, last, VOCAB, BLOCK), 1e-30)
+                reached, above = _reach(row_ptr, target, largest, rate, key, last, VOCAB, BLOCK)
+                value = _value(reached, row_ptr.dtype.element_ty)
+                count = tl.ceil((target - above) / tl.exp2(tl.maximum(value - largest, LOWEST) * rate))
+                count = tl.minimum(tl.maximum(count, 1.0), VOCAB * 1.0).to(tl.int32)
+                # Among equals the edge of top-k still holds.
+                within = tl.where(reached == key, last, VOCAB)
+                last = tl.minimum(_last_of(row_ptr, reached, count, VOCAB, BLOCK), within)
+                key = reached
         if min_p > 0:
             bound = largest + temperature * tl.log(tl.minimum(min_p, 1.0))
             last = tl.where(bound > value, VOCAB, last)

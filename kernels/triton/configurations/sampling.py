@@ -37,7 +37,7 @@ def _sample(dtype: torch.dtype, vocab: int, kind: str) -> Configuration:
         constants=constants,
         num_warps=sampling.NUM_WARPS,
         num_stages=None,
-        error=partial(sampling_error, dtype=dtype, vocab=577, greedy=kind == "greedy", truncated=kind == "truncated"),
+        error=partial(sampling_error, dtype=dtype, vocab=353, greedy=kind == "greedy", truncated=kind == "truncated"),
         tolerance=0.0,
         traffic=Traffic(_workload(vocab), ROWS * (vocab * dtype.itemsize + part_bytes + column_bytes), 0),
     )
@@ -75,7 +75,7 @@ def _truncation(dtype: torch.dtype, vocab: int) -> Configuration:
         constants=dict(truncation.truncation_constants(vocab)),
         num_warps=truncation.NUM_WARPS,
         num_stages=None,
-        error=partial(truncation_error, dtype=dtype, vocab=577),
+        error=partial(truncation_error, dtype=dtype, vocab=353),
         tolerance=EDGE_TOLERANCE,
         traffic=Traffic(_workload(vocab), ROWS * (vocab * dtype.itemsize + 24), 0),
     )
