@@ -339,6 +339,12 @@ def _verdict(result: dict[str, Any]) -> int:
 def run_faults(result: dict[str, Any]) -> list[str]:
     """What went wrong in a run, a sentence each."""
     faults = [result["failure"]] if result["failure"] else []
+    if shrinks := result.get("pool_shrinks"):
+        first, last = shrinks[0], shrinks[-1]
+        faults.append(
+            f"memory ran out in {len(shrinks)} step{'s' * (len(shrinks) > 1)} ({last['cause']}), and the pool shrank from {first['before']:,} to "
+            f"{last['num_blocks']:,} KV blocks"
+        )
     if failed := result["failed"]:
         reasons = list(dict.fromkeys(error for error in result["errors"] if error))
         more = f" (and {len(reasons) - 3} other reasons)" if len(reasons) > 3 else ""

@@ -92,7 +92,8 @@ class LoadedEngine:
         size = self.size
         wanted = block_size or size.block_size
         if kv_blocks is None:
-            kv_blocks = size.num_blocks * size.block_size // wanted
+            tokens = size.num_blocks * size.block_size
+            kv_blocks = min(tokens, self.model.most_tokens or tokens) // wanted
         same = (wanted, kv_blocks) == (size.block_size, size.num_blocks)
         if same and swap_blocks in (None, size.num_host_blocks):
             self.model.resize(size)

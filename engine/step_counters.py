@@ -22,6 +22,7 @@ from engine.events import (
     BlocksAllocated,
     BlocksFreed,
     BlocksShared,
+    PoolShrunk,
     Preempted,
     Recovered,
     RunTotals,
@@ -190,6 +191,7 @@ class StepCounters:
         self._held = _HeldWaste(num_blocks * block_size, kv_bytes_per_block / block_size)
         self._ledger = _PreemptionLedger(kv_bytes_per_block)
         self._batches: list[BatchEnded] = []
+        self._shrinks: list[PoolShrunk] = []
 
     def hold(self, blocks: list[int]) -> None:
         """References that requests have where counting begins."""
@@ -230,6 +232,8 @@ class StepCounters:
                 self._ledger.recovered(event)
             case BatchEnded():
                 self._batches.append(event)
+            case PoolShrunk():
+                self._shrinks.append(event)
 
     def summary(self) -> dict[str, Any]:
         """The figures of the run so far.
@@ -238,6 +242,8 @@ class StepCounters:
         ``slot_utilisation``: Σ places taken by requests without a complete answer / Σ ``max_num_seqs``, over the steps
         during which a request was waiting; ``slot_utilisation_run`` over all steps; None without such a step.
         ``running_peak`` and ``running_mean``: those places, the most and the mean per step: requests running at once.
+        ``kv_blocks_total``: where the run began; ``pool_shrinks``: each time that memory ran out in a step
+        (:class:`engine.events.PoolShrunk`).
         ``kv_blocks_peak``: the most blocks that requests referred to at one moment.
         ``swapped_blocks``: blocks moved to host memory, ``swapped_in_blocks`` back from it.
         ``acceptance_rate``: ``accepted_tokens`` / ``draft_tokens``; None without drafts.
@@ -282,6 +288,7 @@ class StepCounters:
             "running_mean": ratio(self._slots, self._steps),
             "kv_blocks_total": self._num_blocks,
             "kv_blocks_peak": self._blocks.peak,
+            "pool_shrinks": [msgspec.structs.asdict(shrink) for shrink in self._shrinks],
             "waste": {**self._computed.summary(), **self._held.summary()},
             "static_batches": [msgspec.structs.asdict(batch) for batch in self._batches],
             "static_totals": _static_totals(self._batches),

@@ -64,7 +64,7 @@ class LoadedModel:
         self._memory = memory
         self._sizes: StepSizes | None = None
         """What the backends were made ready for."""
-        self._most_tokens: int | None = None
+        self.most_tokens: int | None = None
         """What the blocks may hold since memory ran out; None: it never did."""
         self.working_bytes = WORKING_BYTES
         """What must stay free beside weights and blocks."""
@@ -112,9 +112,9 @@ class LoadedModel:
     def resize(self, size: StorageSize) -> None:
         """Blocks of the size and number they had before, or as many as memory had room for since: not looked at whether
         they fit."""
-        if self._most_tokens is not None:
+        if self.most_tokens is not None:
             size = dataclasses.replace(
-                size, num_blocks=max(1, min(size.num_blocks, self._most_tokens // size.block_size))
+                size, num_blocks=max(1, min(size.num_blocks, self.most_tokens // size.block_size))
             )
         if size == self.size:
             return
@@ -160,7 +160,7 @@ class LoadedModel:
         for backend in self._backends:
             backend.allocate_host_kv(before.num_host_blocks + 1)
         self.size = StorageSize(before.block_size, made, before.num_host_blocks)
-        self._most_tokens = made * before.block_size
+        self.most_tokens = made * before.block_size
         return made
 
     def allocate_what_fits(self, block_size: int, num_blocks: int) -> int:

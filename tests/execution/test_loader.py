@@ -197,6 +197,27 @@ def test_a_fresh_core_has_the_knobs_it_is_given_and_else_those_of_the_load(folde
     assert draw(other)[0] != first
 
 
+def test_memory_that_runs_out_in_a_step_leaves_a_smaller_pool(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For this core and those after it, and the answer is the same."""
+    loaded = load(folder, cache=CacheConfig(num_blocks=20, swap_blocks=4))
+    prompt = list(range(5, 45))
+    expected = answer(loaded.fresh_core(SchedulerConfig()), prompt, 10)
+    core, forward, steps = loaded.fresh_core(SchedulerConfig()), loaded.model.backend.forward, iter(range(100))
+
+    def short(batch: Any) -> torch.Tensor:
+        if next(steps) == 4:
+            raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: not enough memory")
+        return forward(batch)
+
+    monkeypatch.setattr(loaded.model.backend, "forward", short)
+    assert answer(core, prompt, 10) == expected
+    info = loaded.info_of(core)
+    assert (info.num_blocks, info.num_host_blocks) == (16, 4) and core.keyframe().num_blocks == 16
+    later = loaded.fresh_core(SchedulerConfig(), block_size=8)
+    assert later.keyframe().num_blocks == 32 and answer(later, prompt, 10) == expected
+    assert loaded.fresh_core(SchedulerConfig()).keyframe().num_blocks == 16
+
+
 def test_the_tokenizers_own_end_ends_an_answer_too(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(folder, other)

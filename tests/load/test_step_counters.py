@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from engine.bench import run_faults
 from engine.events import (
     AnyEvent,
     BatchEnded,
@@ -22,7 +23,7 @@ from engine.events import (
 )
 from engine.request import SamplingParams
 from engine.step_counters import StepCounters
-from tests.oracles import make_core
+from tests.oracles import EngineProbe, make_core
 
 
 def counters(**changes: Any) -> StepCounters:
@@ -195,3 +196,19 @@ def test_a_tight_pool_leaves_a_ledger_whose_losses_add_up() -> None:
     recovered = [entry for entry in ledger if entry["lost_seconds"] is not None]
     assert recovered and all(entry["lost_seconds"] > 0 for entry in recovered)
     assert summary["waste"]["recomputed"]["tokens"] == summary["recomputed_tokens"] > 0
+
+
+def test_a_pool_that_shrank_in_a_run_is_told_with_it() -> None:
+    probe = EngineProbe(make_core(num_blocks=50))
+    counted = counters(num_blocks=50)
+    probe.add(range(20))
+    probe.step()
+    probe.core._runner.shortage = ("after", MemoryError())  # type: ignore[attr-defined]
+    probe.run()
+    for record in probe.records:
+        counted.add(record)
+    summary = counted.summary()
+    assert summary["pool_shrinks"] == [{"num_blocks": 40, "before": 50, "cause": "MemoryError"}]
+    assert summary["kv_blocks_total"] == 50
+    (fault,) = run_faults({"failure": "", "failed": 0, **summary})
+    assert fault == "memory ran out in 1 step (MemoryError), and the pool shrank from 50 to 40 KV blocks"
