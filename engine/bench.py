@@ -340,10 +340,10 @@ def run_faults(result: dict[str, Any]) -> list[str]:
     """What went wrong in a run, a sentence each."""
     faults = [result["failure"]] if result["failure"] else []
     if shrinks := result.get("pool_shrinks"):
-        first, last = shrinks[0], shrinks[-1]
+        first, last, steps = shrinks[0], shrinks[-1], "step" if len(shrinks) == 1 else "steps"
         faults.append(
-            f"memory ran out in {len(shrinks)} step{'s' * (len(shrinks) > 1)} ({last['cause']}), and the pool shrank from {first['before']:,} to "
-            f"{last['num_blocks']:,} KV blocks"
+            f"memory ran out in {len(shrinks)} {steps} ({last['cause']}), and the pool shrank from "
+            f"{first['before']:,} to {last['num_blocks']:,} KV blocks"
         )
     if failed := result["failed"]:
         reasons = list(dict.fromkeys(error for error in result["errors"] if error))
