@@ -59,8 +59,8 @@ class DecoderSpec:
     tie_embeddings: bool = False
     weight_dtype: torch.dtype | None = None
     """Type in which the matrices are kept; None: ``dtype``. torch.int8: each output channel of a matrix is quantised
-    symmetrically, w ≈ scale · q with integers q in -127 … 127 and scale = max |w| / 127. A CPU multiplies it with tokens
-    that become integers too (:mod:`kernels.cpu.products`), a GPU widens it to ``dtype``."""
+    symmetrically, w ≈ scale · q with integers q in -127 … 127 and scale = max |w| / 127. A CPU multiplies it with
+    tokens that become integers too (:mod:`kernels.cpu.products`), a GPU widens it to ``dtype``."""
     kv_dtype: torch.dtype | None = None
     """Type in which keys and values are kept; None: ``dtype``. torch.float8_e4m3fn or torch.float8_e4m3fnuz, whichever
     the GPU has: rounded to it without a scale, what is beyond its largest number to that. Only the Triton backend takes
