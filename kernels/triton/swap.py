@@ -116,7 +116,9 @@ class SwapLane:
         if self._streams is not None:
             self._streams.side.synchronize()
             self._streams.compute.synchronize()
-            self._swapped = None
+            # Memory that comes next is filled with zeros on the compute stream, behind what is marked here.
+            self._before, self._step, self._swapped = None, None, None
+            self._copied.clear()
 
     def _launch(self, blocks: list[int], block_size: int, launch: Callable[[], None], *, written: bool) -> None:
         if self._streams is None:

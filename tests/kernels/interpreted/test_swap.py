@@ -216,6 +216,17 @@ def test_the_first_swap_comes_behind_all_that_was_there() -> None:
     assert timeline.order("zeros", "back")
 
 
+def test_new_memory_is_filled_behind_the_zeros_that_it_begins_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeStream, "synchronize", lambda _: None)
+    timeline = Timeline()
+    timeline.step("last on the old memory", [[1]], [1])
+    timeline.copy("copy", [(1, 2)])
+    timeline.lane.finish()
+    timeline.streams.launch("zeros", writes=[("device", 5)])
+    timeline.back("back", [(1, 5)])
+    assert timeline.order("zeros", "back")
+
+
 def test_without_streams_things_happen_at_once() -> None:
     lane, done = SwapLane(None), []
     lane.begin_step(host_step([[1]], [1]))
