@@ -72,8 +72,10 @@ class CudaCapture:
             # of that can be recorded.
             run()
             self._stream.synchronize()
-            # Other threads may allocate meanwhile.
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            # The first recording of a process makes the random generator's tensors, which everybody's recordings write
+            # to, also those that are made outside inference mode. Other threads may allocate meanwhile.
+            with torch.inference_mode(False):
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 output = run()
             finally:
