@@ -30,11 +30,11 @@ from kernels.backend import check_swap
 from kernels.sampling import SampledTokens, SamplingBatch
 from kernels.spec import DecoderSpec, HostStep, StepBatch, StepLimits
 from kernels.triton.activation import silu_mul
-from kernels.triton.block_copy import copy_blocks, move_blocks
+from kernels.triton.block_copy import copy_blocks
 from kernels.triton.embedding import embedding
 from kernels.triton.fp8 import fp8_bias
 from kernels.triton.graphs import Capture, CudaCapture, DecodeGraphs, graph_sizes
-from kernels.triton.host_memory import reachable_zeros
+from kernels.triton.host_memory import HostBlocks, to_device, to_host
 from kernels.triton.kv_write import kv_write
 from kernels.triton.matrix import linear
 from kernels.triton.norms import rms_norm
@@ -86,8 +86,7 @@ class TritonBackend:
         self._spec: DecoderSpec | None = None
         self._weights: DecoderWeights | None = None
         self._kv: torch.Tensor | None = None
-        self._num_host_blocks = 0
-        self._host_kv: torch.Tensor | None = None
+        self._host_blocks: HostBlocks | None = None
         self._streams = CudaStreams(self.device) if self.device.type == "cuda" else None
         self._swaps = SwapLane(self._streams)
         if cuda_graphs and capture is None and self._streams is not None:
@@ -148,8 +147,7 @@ class TritonBackend:
 
     def allocate_host_kv(self, num_blocks: int) -> None:
         self._swaps.finish()
-        self._host_kv = None
-        self._num_host_blocks = num_blocks
+        self._host_blocks = HostBlocks(num_blocks)
 
     @torch.inference_mode()
     def make_ready(self, limits: StepLimits) -> None:
@@ -183,15 +181,17 @@ class TritonBackend:
 
     @torch.inference_mode()
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        planes, host = self._planes(), self._host_planes()
-        check_swap(pairs, planes.shape[1], host.shape[1])
-        self._swaps.out(pairs, self.kv.shape[4], lambda: move_blocks(planes, host, pairs, self.device))
+        planes, host = self._planes(), self._host()
+        check_swap(pairs, planes.shape[1], host.num_blocks)
+        parts = host.parts(planes, pairs)
+        self._swaps.out(pairs, self.kv.shape[4], lambda: to_host(parts, planes))
 
     @torch.inference_mode()
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        planes, host = self._planes(), self._host_planes()
-        check_swap(pairs, host.shape[1], planes.shape[1])
-        self._swaps.back(pairs, self.kv.shape[4], lambda: move_blocks(host, planes, pairs, self.device))
+        planes, host = self._planes(), self._host()
+        check_swap(pairs, host.num_blocks, planes.shape[1])
+        parts = host.parts(planes, [(block, host_block) for host_block, block in pairs])
+        self._swaps.back(pairs, self.kv.shape[4], lambda: to_device(parts, planes))
 
     @torch.inference_mode()
     def upload(
@@ -324,12 +324,7 @@ class TritonBackend:
         """[2 · layers, blocks, elements of a block under all heads]"""
         return self.kv.view(2 * self.kv.shape[0], self.kv.shape[2], -1)
 
-    def _host_planes(self) -> torch.Tensor:
-        """The host's blocks in the same layout. Allocated with the first block that moves: locking pages takes time and
-        takes them from everybody else, and most runs never swap."""
-        if self._host_kv is None:
-            if self._num_host_blocks == 0:
-                raise RuntimeError("allocate the host's KV storage first")
-            planes, _, elements = self._planes().shape
-            self._host_kv = reachable_zeros((planes, self._num_host_blocks, elements), self.kv.dtype, self.device)
-        return self._host_kv
+    def _host(self) -> HostBlocks:
+        if self._host_blocks is None:
+            raise RuntimeError("allocate the host's KV storage first")
+        return self._host_blocks

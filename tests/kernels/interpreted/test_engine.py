@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import kernels.triton.host_memory as host_memory
 from engine.execution.runner import host_step
 from engine.execution.sizing import prompt_step
 from kernels.backend import Backend
@@ -111,6 +112,30 @@ def test_many_blocks_move_at_once() -> None:
     backend.kv.zero_()
     backend.swap_in(list(zip(host_blocks, blocks, strict=True)))
     assert torch.equal(backend.kv[:, :, 1:], before[:, :, 1:])
+
+
+@pytest.mark.parametrize("is_locked", [True, False])
+@torch.inference_mode()
+def test_host_memory_comes_in_pieces_that_may_not_be_locked(is_locked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, before = _filled(12, 9)
+    locked: list[int] = []
+    block_bytes = backend.kv_bytes_per_block(BLOCK_SIZE)
+
+    def lock(memory: np.ndarray, _: torch.device) -> bool:
+        locked.append(memory.nbytes // block_bytes)
+        return is_locked
+
+    monkeypatch.setattr(host_memory, "PIECE_BYTES", 4 * block_bytes + 1)
+    monkeypatch.setattr(host_memory, "lock", lock)
+    backend.swap_out([(7, 3), (2, 8), (11, 1)])
+    assert locked == [4, 1], "the blocks 0 to 3, and 8 alone"
+    backend.kv[:, :, [7, 2, 11]] = float("nan")
+    backend.swap_out([(5, 4)])
+    backend.swap_in([(8, 9), (1, 2), (4, 11), (3, 7)])
+    assert locked == [4, 1, 4]
+    expected = before.clone()
+    expected[:, :, [9, 2, 11, 7]] = before[:, :, [2, 11, 5, 7]]
+    assert torch.equal(backend.kv, expected)
 
 
 @pytest.mark.parametrize("pair", IMPOSSIBLE_PAIRS)

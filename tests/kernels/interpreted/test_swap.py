@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import kernels.triton.backend as backend_module
+import kernels.triton.host_memory as host_memory
 from kernels.spec import HostStep
 from kernels.triton.backend import TritonBackend
 from kernels.triton.swap import SwapLane
@@ -282,7 +283,7 @@ def test_the_backend_keeps_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
         leaves = source.shape[1] > destination.shape[1]
         streams.move("out" if leaves else "back", pairs, *(("device", "host") if leaves else ("host", "device")))
 
-    monkeypatch.setattr(backend_module, "move_blocks", moved)
+    monkeypatch.setattr(host_memory, "move_blocks", moved)
     monkeypatch.setattr(backend_module, "copy_blocks", lambda _, pairs: streams.move("copy", pairs, "device", "device"))
     backend = Logged("cpu")
     backend.load(spec, tiny_weights(spec))
