@@ -21,27 +21,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from engine.admission import EngineLimits, make_answers
-from engine.answer import Answers
 from engine.config import SPECULATION_NGRAM, SPECULATION_OFF, ConfigError, SchedulerConfig
-from engine.delivery import (
-    Withheld,
-    empty_columns,
-    keyframe_of,
-    last_output,
-    record_columns,
-    step_outputs,
-    step_record,
-    step_timings,
-)
-from engine.events import Keyframe, StepRecord, StepTimings
-from engine.in_flight import InFlight, Landed, arrived, expected, waits_for_tokens
+from engine.delivery import empty_columns, keyframe_of, record_columns, step_outputs, step_record, step_timings
+from engine.events import Keyframe, RunTotals, StepRecord, StepTimings
+from engine.in_flight import InFlight, Landed, OverlappingRunner, Runner, arrived, expected, under_way, waits_for_tokens
 from engine.inbox import Abortion, Addition, Change, Note, Ranking, Refusal
 from engine.messages import Output
-from engine.recovery import PoolRecovery
-from engine.request import BRANCH_STRIDE, PENDING, FinishReason, Request, RequestStatus, SamplingParams
+from engine.recovery import LAST_TOKEN_LOST, PoolRecovery
+from engine.request import BRANCH_STRIDE, FinishReason, Request, RequestStatus, SamplingParams
+from engine.roster import Roster
 from engine.scheduling.costs import PreemptionCosts
 from engine.scheduling.invariants import check_invariants
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
@@ -50,18 +41,6 @@ from engine.scheduling.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from engine.text.codec import TextCodec
-
-
-class Runner(Protocol):
-    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput: ...
-
-
-class OverlappingRunner(Runner, Protocol):
-    """For cores that overlap: ``execute`` in two halves, of which the first waits for nothing."""
-
-    def launch(self, output: SchedulerOutput) -> Any: ...
-
-    def collect(self, flight: Any) -> ModelRunnerOutput: ...
 
 
 @dataclass(frozen=True)
@@ -127,17 +106,13 @@ class EngineCore:
         self._seed = seed
         self._clock = clock
         self._inbox: deque[Note] = deque()
-        self._requests: dict[int, Request] = {}
-        """All that are not finished, those in the inbox included."""
-        self._families: dict[int, list[Request]] = {}
-        """All answers of a request that asked for several, by its id, until none is left."""
-        self._answers = Answers(codec)
+        self._roster = Roster(self._scheduler, codec)
         self._overlaps = overlap
         self._recovery = PoolRecovery(resize_pool)
         self._in_flight: InFlight | None = None
-        self._withheld = Withheld()
         self._step = 0
         self._last_time = 0.0
+        self._last_totals = RunTotals()
         self._last_plan: SchedulerOutput | None = None
 
     # Requests -----------------------------------------------------------------------------------------------------
@@ -157,7 +132,7 @@ class EngineCore:
         """Queue a request. One that can never run is refused by an output with ``finish_reason`` ``error`` of the next
         step; ``max_tokens`` is cut to the room of model and pool. ValueError if ``request_id`` is in use or not in
         0 … 2^32 - 1."""
-        if request_id in self._requests or request_id in self._families:
+        if request_id in self._roster:
             raise ValueError(f"request {request_id} is in the engine already; an id is used once")
         if not 0 <= request_id < BRANCH_STRIDE:
             raise ValueError(f"request id {request_id} is not one of 0 to {BRANCH_STRIDE - 1:,}")
@@ -177,12 +152,9 @@ class EngineCore:
             eos_token_ids=self._eos_token_ids,
             engine_seed=self._seed,
         )
-        if params.n > 1:
-            self._families[request_id] = answers
         for request in answers:
             self._scheduler.memory.prepare(request)
-            self._requests[request.request_id] = request
-            self._answers.begin(request, stream_text)
+        self._roster.enter(answers, stream_text)
         self._inbox.append(Addition(answers[0]))
 
     def reject(self, request_id: int, message: str) -> None:
@@ -192,13 +164,13 @@ class EngineCore:
     def abort(self, request_id: int) -> None:
         """End a request in whatever state it is: no token of it comes any more, only the output that ends it. An
         unknown or finished one is ignored."""
-        if request_id in self._requests or request_id in self._families:
+        if request_id in self._roster:
             self._inbox.append(Abortion(request_id))
 
     def set_priority(self, request_id: int, priority: int) -> None:
         """Another priority for a request, all its answers included, wherever it is: it counts from the next step on. An
         unknown or finished one is ignored."""
-        if request_id in self._requests or request_id in self._families:
+        if request_id in self._roster:
             self._inbox.append(Ranking(request_id, priority))
 
     def reconfigure(self, scheduler: SchedulerConfig) -> None:
@@ -218,7 +190,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a step has something to compute or to tell."""
-        return bool(self._requests or self._inbox or self._in_flight or self._scheduler.pending_discipline)
+        return bool(self._roster.requests or self._inbox or self._in_flight or self._scheduler.pending_discipline)
 
     @property
     def has_notes(self) -> bool:
@@ -228,7 +200,7 @@ class EngineCore:
     @property
     def num_requests(self) -> int:
         """Answers that have not ended."""
-        return len(self._requests)
+        return len(self._roster.requests)
 
     @property
     def scheduler_config(self) -> SchedulerConfig:
@@ -244,53 +216,52 @@ class EngineCore:
         outputs = self._begin(began)
         flying = overlap and self._overlaps and self._scheduler.config.speculative == SPECULATION_OFF
         early = Landed() if flying and not waits_for_tokens(self._in_flight) else self._land()
+        runner, recovery = cast(OverlappingRunner, self._runner), self._recovery
+        if recovery.shortage:
+            return self._recover(began, self._clock(), outputs + early.outputs)
         plan = self._scheduler.schedule(self._step + 1, began)
         scheduled = self._clock()
         if plan is None:
             return self._without_rows(began, scheduled, outputs, early or self._land())
-        runner, recovery = cast(OverlappingRunner, self._runner), self._recovery
-        flight = recovery.attempt(runner.launch, plan) if flying else None
+        flight = recovery.attempt(runner.launch, plan, plan, done=False) if flying else None
         late = self._land()  # the step before: this one is computed meanwhile
         outputs += early.outputs + late.outputs
-        result = expected(plan) if flying else recovery.attempt(runner.execute, plan)
+        result = expected(plan) if flying else recovery.attempt(runner.execute, plan, plan)
         if result is None or recovery.shortage:
-            return self._recover(plan, began, scheduled, outputs)
+            return self._recover(began, scheduled, outputs)
         executed = self._clock()
         self._take_inbox(began, outputs)
         update = self._scheduler.update(plan, result, executed)
         updated = self._clock()
         errors = dict(result.errors)
-        texts = {} if flying else self._answers.read(plan, update, errors, self._scheduler.drop_output)
+        texts = {} if flying else self._roster.answers.read(plan, update, errors, self._scheduler.drop_output)
         timings = step_timings(result, early, late, began, scheduled, executed, updated, self._clock())
         ended_at = began + timings.total
         for row in update.first_rows:
-            self._start_branches(plan.requests[row], ended_at)
+            self._roster.start_branches(plan.requests[row], ended_at)
         room = self._scheduler.room()
         left = self._scheduler.settle({plan.requests[row]: reason for row, reason in update.ended.items()})
         if flying:
             self._in_flight = InFlight(flight, plan, update, left)
         else:
-            given = step_outputs(plan, update, result, texts, errors, ended_at, branched=bool(self._families))
-            outputs += self._let_go(left, given, ended_at, {plan.requests[row]: why for row, why in errors.items()})
+            given = step_outputs(plan, update, result, texts, errors, ended_at, branched=bool(self._roster.families))
+            messages = {plan.requests[row]: why for row, why in errors.items()}
+            outputs += self._roster.let_go(left, given, ended_at, messages)
         self._last_plan = plan
         return StepResult(self._record(began, timings, (plan, result, update), room), outputs)
 
-    def _recover(self, plan: SchedulerOutput, began: float, scheduled: float, outputs: list[Output]) -> StepResult:
-        """Memory ran out in the step, and nothing of it counts: all wait again, for a smaller pool."""
-        scheduler = self._scheduler
+    def _recover(self, began: float, scheduled: float, outputs: list[Output]) -> StepResult:
+        """Memory ran out in a step, and nothing of it counts: all wait again, for a smaller pool."""
+        scheduler, roster = self._scheduler, self._roster
         self._take_inbox(began, outputs)
         complete = [request for request in scheduler.running if request.status is RequestStatus.ENDED]
         for request in complete:  # only their rows went on
             scheduler.finish(request, request.finish_reason or FinishReason.LENGTH)
-        outputs += self._let_go(complete, [], self._clock(), {})
-        unborn = [branch for request in self._requests.values() for branch in request.branches]
-        recovery = self._recovery.recover(scheduler, plan.requests, unborn)
+        outputs += roster.let_go(complete, [], self._clock(), {})
+        recovery = self._recovery.recover(scheduler, roster.unborn())
         self.limits = replace(self.limits, num_blocks=scheduler.memory.num_blocks)
-        now, given = self._clock(), list[Output]()
-        for request, message in recovery.ended.items():
-            scheduler.finish(request, FinishReason.ERROR)
-            given.append(last_output(request, now, [], self._answers.flush(request), error=message))
-        outputs += self._let_go(list(recovery.ended), given, now, recovery.ended)
+        now = self._clock()
+        outputs += roster.fail(recovery.ended, now)
         timings = StepTimings(schedule=scheduled - began, forward=now - scheduled)
         return StepResult(self._record(began, timings, None), outputs, recovery.notice)
 
@@ -306,13 +277,15 @@ class EngineCore:
         step, self._in_flight = self._in_flight, None
         if step is None:
             return Landed()
-        plan, scheduler, begin = step.plan, self._scheduler, self._clock()
-        result = cast(OverlappingRunner, self._runner).collect(step.flight)
+        plan, scheduler, roster, begin = step.plan, self._scheduler, self._roster, self._clock()
+        result = self._recovery.attempt(cast(OverlappingRunner, self._runner).collect, step.flight, plan)
         now = self._clock()
-        update, errors = arrived(step, result, self._requests), dict(result.errors)
+        if result is None:
+            return Landed(self._withdraw(step, now), waited=now - begin, seconds=self._clock() - begin)
+        update, errors = arrived(step, result, roster.requests), dict(result.errors)
         scheduler.counters.output_tokens -= sum(row in update.ended for row in errors)  # expected, and no token
-        texts = self._answers.read(plan, update, errors, scheduler.drop_output)
-        left = [request for request in step.left if request.request_id in self._requests]
+        texts = roster.answers.read(plan, update, errors, scheduler.drop_output)
+        left = [request for request in step.left if request.request_id in roster.requests]
         late: dict[Request, FinishReason] = {}
         for row, reason in update.ended.items():
             request = plan.requests[row]
@@ -322,21 +295,38 @@ class EngineCore:
                 late[request] = reason
         if late:
             left += scheduler.settle(late)
-        given = step_outputs(plan, update, result, texts, errors, now, branched=bool(self._families))
-        outputs = self._let_go(left, given, now, {plan.requests[row]: why for row, why in errors.items()})
+        given = step_outputs(plan, update, result, texts, errors, now, branched=bool(roster.families))
+        outputs = roster.let_go(left, given, now, {plan.requests[row]: why for row, why in errors.items()})
         return Landed(outputs, waited=now - begin, seconds=self._clock() - begin)
+
+    def _withdraw(self, step: InFlight, now: float) -> list[Output]:
+        """Memory ran out in the step in flight, and its tokens will not come. Who goes on is computed again, but an
+        answer that lacked only its last token has left its place already, and ends without it."""
+        requests, ended = self._roster.requests, dict[Request, str]()
+        for row in under_way(step, requests):
+            request = step.plan.requests[row]
+            self._scheduler.drop_output(request, 1)
+            self._recovery.withdrawn.append(request)
+            if row in step.update.ended:
+                ended[request] = LAST_TOKEN_LOST.format(cause=self._recovery.shortage)
+        left = [request for request in step.left if request.request_id in requests and request not in ended]
+        return self._roster.fail(ended, now, left)
 
     def _begin(self, now: float) -> list[Output]:
         outputs: list[Output] = []
         self._take_inbox(now, outputs)
         if left := self._scheduler.settle({}):  # an abort took the last row that the others stayed for
             outputs += self._land().outputs  # their last tokens
-            outputs += self._let_go(left, [], now, {})
+            left = [request for request in left if request.request_id in self._roster.requests]
+            outputs += self._roster.let_go(left, [], now, {})
         return outputs
 
     def _without_rows(self, began: float, done: float, outputs: list[Output], landed: Landed) -> StepResult:
         given = outputs + landed.outputs
-        if not self._scheduler.events and not outputs:  # tokens that arrive were told when they were under way
+        if self._recovery.shortage:
+            return self._recover(began, done, given)
+        told = self._scheduler.counters.snapshot() == self._last_totals  # one that was under way may not have come
+        if told and not self._scheduler.events and not outputs:  # tokens that arrive were told when they were under way
             return StepResult(None, given)
         return StepResult(self._record(began, StepTimings(done - began), None), given)
 
@@ -352,71 +342,10 @@ class EngineCore:
             elif isinstance(note, Change):
                 scheduler.reconfigure(note.scheduler)
             elif isinstance(note, Ranking):
-                self._rank(note)
+                self._roster.rank(note.request_id, note.priority)
             else:
-                for request_id in self._answer_ids(note.request_id):
-                    if (request := self._requests.get(request_id)) is not None:
-                        self._abort(request, now, outputs)
-
-    def _answer_ids(self, client_id: int) -> list[int]:
-        family = self._families.get(client_id)
-        return [client_id] if family is None else [member.request_id for member in family]
-
-    def _rank(self, note: Ranking) -> None:
-        for request_id in self._answer_ids(note.request_id):
-            request = self._requests.get(request_id)
-            if request is None:
-                continue
-            for branch in request.branches:  # not in a queue yet
-                branch.priority = note.priority
-            self._scheduler.set_priority(request, note.priority)
-
-    def _abort(self, request: Request, now: float, outputs: list[Output]) -> None:
-        over = request.status in (RequestStatus.ENDED, RequestStatus.FINISHED)
-        if over and request.token_ids[-1] != PENDING and not self._withheld.holds(request):
-            return  # its answer is complete and was handed out; only its row goes on
-        text = "" if over else self._answers.flush(request)
-        self._scheduler.finish(request, FinishReason.ABORT)
-        request.finish_reason = FinishReason.ABORT  # also where only its last token was still to come
-        if request.token_ids[-1] == PENDING:
-            self._scheduler.drop_output(request, 1)
-        given = [last_output(request, now, [], text), *self._forget(request, now)]
-        outputs += self._withheld.pass_on(given, [request, *request.branches], now, holding=False)
-        request.branches = []
-
-    def _let_go(
-        self, left: list[Request], given: list[Output], now: float, messages: dict[Request, str]
-    ) -> list[Output]:
-        """Forget those that have left, ``messages`` saying why where it was an error; what clients get now of what was
-        ``given`` and of what was held back."""
-        gone = list(left)
-        for request in left:
-            given += self._forget(request, now, messages.get(request, ""))
-            gone += request.branches
-        return self._withheld.pass_on(given, gone, now, holding=self._scheduler.discipline.withholds_answers)
-
-    def _forget(self, request: Request, now: float, error: str = "") -> list[Output]:
-        """Forget a request that has left. Other answers to its prompt that have not begun end with it, and these
-        outputs say so."""
-        client_id = request.request_id % BRANCH_STRIDE
-        given = []
-        for gone in (request, *request.branches):
-            del self._requests[gone.request_id]
-            self._answers.forget(gone)
-            if gone is not request:
-                gone.status, gone.finish_reason = RequestStatus.FINISHED, request.finish_reason
-                given.append(last_output(gone, now, [], "", error=error))
-        family = self._families.get(client_id)
-        if family is not None and not any(member.request_id in self._requests for member in family):
-            del self._families[client_id]
-        return given
-
-    def _start_branches(self, request: Request, now: float) -> None:
-        """A request has its first token: its prompt is computed, and further answers to it may begin."""
-        request.first_token_time = now
-        for branch in request.branches:
-            self._scheduler.add(branch)
-        request.branches = []
+                for request in self._roster.answers_to(note.request_id):
+                    outputs += self._roster.abort(request, now)
 
     def _record(
         self,
@@ -428,7 +357,9 @@ class EngineCore:
         self._step += 1
         self._last_time = began
         columns = record_columns(*done) if done is not None else empty_columns()
-        return step_record(self._scheduler, self._step, began, timings, columns, room)
+        record = step_record(self._scheduler, self._step, began, timings, columns, room)
+        self._last_totals = record.totals
+        return record
 
     # State --------------------------------------------------------------------------------------------------------
 
@@ -439,12 +370,6 @@ class EngineCore:
     def check_invariants(self) -> None:
         """Raise AssertionError where queues, tables and pool contradict each other (for tests: costs O(pool))."""
         check_invariants(self._scheduler, self._last_plan)
-        known = {r.request_id for r in (*self._scheduler.running, *self._scheduler.waiting.in_order())}
         coming = {note.request.request_id for note in self._inbox if isinstance(note, Addition)}
-        unborn = {branch.request_id for request in self._requests.values() for branch in request.branches}
         landing = set() if self._in_flight is None else {request.request_id for request in self._in_flight.left}
-        known |= coming | unborn | (landing & set(self._requests))
-        assert known == set(self._requests), "requests are known that neither run nor wait"
-        assert set(self._answers.request_ids) <= set(self._requests), "texts of finished requests are kept"
-        for client_id, family in self._families.items():
-            assert any(member.request_id in self._requests for member in family), f"request {client_id} is kept"
+        self._roster.check(coming | (landing & set(self._roster.requests)))

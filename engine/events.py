@@ -207,6 +207,8 @@ class PoolShrunk(Event, frozen=True):
     before: int
     cause: str
     """What the step raised."""
+    withdrawn: list[int] = []
+    """Requests of which the record of a step in flight counted a token that did not come."""
 
 
 class BlocksAllocated(Event, frozen=True):
@@ -309,7 +311,8 @@ class StepTimings(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RunTotals(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Counts since the engine started; they only rise. A view that missed frames still has every count right."""
+    """Counts since the engine started; a view that missed frames still has every count right. They only rise, but for
+    an output token that was counted while its step was in flight, and did not come."""
 
     steps: int = 0
     arrived: int = 0

@@ -13,20 +13,33 @@ in place of its tokens, and the next plan starts from there. The tokens come an 
 their values is seen late: an answer that ends by a stop token, a stop string or a failure has one more row under way,
 which is dropped by its epoch.
 
-An answer that reaches its limit has left the scheduler when its last token arrives; had that been a stop token, the
-client is told so, while the event says ``length``.
+An answer that reaches its limit has left the scheduler when its last token arrives; had that been a stop token, or not
+come, the client is told so, while the event says ``length``. Records count tokens when they are under way; one that
+does not come is taken off the totals of the next record, which is made for that where there would be none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from engine.messages import Output
 from engine.request import PENDING, FinishReason, Request
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
 from engine.scheduling.results import StepUpdate
+
+
+class Runner(Protocol):
+    def execute(self, output: SchedulerOutput) -> ModelRunnerOutput: ...
+
+
+class OverlappingRunner(Runner, Protocol):
+    """For cores that overlap: ``execute`` in two halves, of which the first waits for nothing."""
+
+    def launch(self, output: SchedulerOutput) -> Any: ...
+
+    def collect(self, flight: Any) -> ModelRunnerOutput: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +86,21 @@ def waits_for_tokens(step: InFlight | None) -> bool:
     )
 
 
-def arrived(step: InFlight, result: ModelRunnerOutput, alive: Container[int]) -> StepUpdate:
-    """What a step gave: its tokens are put in their requests' places. Requests whose ids are not among ``alive`` any
-    more, aborted since, get none. ``ended`` has every answer that is over: as it was expected, or by its token."""
-    update = StepUpdate([[] for _ in step.plan.requests], step.update.num_computed)
+def under_way(step: InFlight, alive: Container[int]) -> Iterator[int]:
+    """Rows whose request waits for a token of the step. Those whose ids are not among ``alive`` any more, aborted
+    since, wait for none."""
     for row, (request, pending) in enumerate(zip(step.plan.requests, step.update.new_tokens, strict=True)):
-        if not pending or request.request_id not in alive:
-            continue
-        assert request.token_ids[-1] == PENDING, f"{request!r} waits for no token"
+        if pending and request.request_id in alive:
+            assert request.token_ids[-1] == PENDING, f"{request!r} waits for no token"
+            yield row
+
+
+def arrived(step: InFlight, result: ModelRunnerOutput, alive: Container[int]) -> StepUpdate:
+    """What a step gave: its tokens are put in the places of those :func:`under_way`. ``ended`` has every answer that is
+    over: as it was expected, or by its token."""
+    update = StepUpdate([[] for _ in step.plan.requests], step.update.num_computed)
+    for row in under_way(step, alive):
+        request = step.plan.requests[row]
         if row in result.errors:
             del request.token_ids[-1]
             update.ended[row] = FinishReason.ERROR

@@ -13,6 +13,7 @@ from engine.events import (
     Ended,
     Finished,
     Keyframe,
+    PoolShrunk,
     Preempted,
     Reconfigured,
     Rejected,
@@ -140,6 +141,22 @@ class RequestLog:
             self._withholds = withholds_answers(event.discipline, delivery)
         elif isinstance(event, Admitted | Preempted | Reprioritised):
             self._change(event, record)
+        elif isinstance(event, PoolShrunk):
+            for request_id in event.withdrawn:
+                self._withdraw(request_id)
+
+    def _withdraw(self, request_id: int) -> None:
+        """The last token of a request did not come."""
+        request = self.open.get(request_id)
+        if request is None:
+            return
+        if self._withheld.get(request_id):
+            self._withheld[request_id] -= 1
+        elif request.token_times:
+            del request.token_times[-1]
+        else:
+            request.earlier_tokens -= 1
+            request.earlier_first_token = request.earlier_first_token if request.earlier_tokens else None
 
     def _change(self, event: Admitted | Preempted | Reprioritised, record: StepRecord) -> None:
         request = self.open.get(event.request_id)

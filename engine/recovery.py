@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from engine.scheduling.plan import SchedulerOutput
     from engine.scheduling.scheduler import Scheduler
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 KEPT_SHARE = 0.8
@@ -33,6 +34,7 @@ MOST_KEPT_SHARE = 0.95
 no more than this."""
 STEPS_TRIED = 4
 """Memory may run out in so many steps in a row; the requests of the last of them end with an error."""
+LAST_TOKEN_LOST = "Memory ran out in the step of this answer's last token ({cause}), so it ends here. Send it again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,33 +54,41 @@ class PoolRecovery:
         self._resize = resize
         self._failures = 0
         """Steps in a row in which memory ran out."""
+        self._failed: Sequence[Request] = ()
         self.shortage = ""
         """What a step raised whose memory ran out, until :meth:`recover`; empty: none did."""
+        self.withdrawn: list[Request] = []
+        """Whose last token had been told while it was under way, and did not come."""
 
-    def attempt(self, run: Callable[[SchedulerOutput], T], plan: SchedulerOutput) -> T | None:
-        """What ``run`` gives; None where memory ran out in it, see :attr:`shortage`. Other errors pass through."""
+    def attempt(self, run: Callable[[A], T], given: A, plan: SchedulerOutput, *, done: bool = True) -> T | None:
+        """What ``run(given)`` gives; None where memory ran out in it, see :attr:`shortage`. Other errors pass through.
+        ``done``: whether the step of ``plan`` has been computed with that."""
         try:
-            given = run(plan)
+            result = run(given)
         except Exception as error:
             if self._resize is None or not is_out_of_memory(error):
                 raise
             self.shortage = describe(error)  # the error itself would keep the step's tensors alive
+            self._failed = plan.requests
             return None
-        self._failures = 0
-        return given
+        if done:
+            self._failures = 0
+        return result
 
-    def recover(self, scheduler: Scheduler, failed: Sequence[Request], unborn: Iterable[Request]) -> Recovery:
-        """After a :attr:`shortage`. ``failed``: the requests of the step; ``unborn``: those that wait for another's
+    def recover(self, scheduler: Scheduler, unborn: Iterable[Request]) -> Recovery:
+        """After a :attr:`shortage`. ``unborn``: those that wait for another's
         first token, and are in no queue. Whoever the smaller pool cannot hold is among :attr:`Recovery.ended` and has
         yet to be ended; others are cut to what it holds. No complete answer may still have its row."""
         assert self._resize is not None
         cause, self.shortage = self.shortage, ""
+        failed, self._failed = self._failed, ()
+        withdrawn, self.withdrawn = self.withdrawn, []
         self._failures += 1
         memory, before, running = scheduler.memory, scheduler.memory.num_blocks, len(scheduler.running)
         alive = [*scheduler.running, *scheduler.waiting.in_order()]
         needs = [memory.blocks_for(request.footprint) for request in alive]
         num_blocks = self._resize(smaller_pool(before, needs if self._failures == 1 else []))
-        scheduler.start_over(num_blocks, cause)
+        scheduler.start_over(num_blocks, cause, withdrawn)
         ended = {request: _no_room(request, num_blocks, memory.block_size) for request in alive}
         if self._failures >= STEPS_TRIED:
             ended |= {request: _given_up(num_blocks, cause) for request in failed if request in ended}

@@ -351,6 +351,10 @@ class RunState:
         longest = event.num_blocks * self.block_size + 1  # the keys of a last token are never needed
         for request in self.requests.values():
             request.max_tokens = min(request.max_tokens, longest - request.prompt_tokens)
+        for request_id in event.withdrawn:
+            if (known := self.requests.get(request_id)) is not None:
+                known.output_tokens -= 1
+                known.first_token_time = known.first_token_time if known.output_tokens else None
 
     def _reject(self, event: Rejected, record: StepRecord) -> None:
         self.requests.pop(event.request_id, None)

@@ -73,7 +73,7 @@ def branch_token(context: Sequence[int], index: int, vocab_size: int = VOCAB_SIZ
 
 
 class KVCheckingRunner:
-    """A :class:`engine.core.Runner` whose KV memory remembers what was written where."""
+    """A :class:`engine.in_flight.Runner` whose KV memory remembers what was written where."""
 
     def __init__(self, block_size: int, vocab_size: int = VOCAB_SIZE) -> None:
         self.block_size = block_size
@@ -91,7 +91,8 @@ class KVCheckingRunner:
         self.plan: SchedulerOutput | None = None
         """The last one."""
         self.shortage: tuple[str, Exception] | None = None
-        """What the next step raises, ``before`` or ``after`` it has written; a test's way to let memory run out."""
+        """What the next step raises, ``before`` or ``after`` it has written, or when it is ``awaited``; a test's way to
+        let memory run out."""
         self._sampled: dict[Request, int] = {}
         """What the last launched step sampled, as a device keeps it for the next."""
 
@@ -103,6 +104,7 @@ class KVCheckingRunner:
         return replace(result, token_ids=[[] if row in result.errors else t for row, t in enumerate(result.token_ids)])
 
     def collect(self, flight: ModelRunnerOutput) -> ModelRunnerOutput:
+        self._run_short("awaited")
         return flight
 
     def _tokens(self, request: Request) -> list[int]:
@@ -357,8 +359,8 @@ def assert_pool_whole(core: EngineCore) -> None:
     keyframe = core.keyframe()
     assert keyframe.requests == [] and keyframe.deferred is None
     assert core._scheduler.memory.host.num_used == 0
-    assert not core._withheld._held, "answers that nobody gets"
-    assert not core._families and not core._answers.request_ids
+    assert not core._roster.withheld._held, "answers that nobody gets"
+    assert not core._roster.families and not core._roster.answers.request_ids
     state = RunState()
     state.restore(keyframe)
     assert state.referenced_blocks == 0

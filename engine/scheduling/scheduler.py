@@ -11,7 +11,7 @@ on how many requests wait nor on how large the pool or its cache is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from engine.config import SPECULATION_OFF, SchedulerConfig
 from engine.events import (
@@ -223,16 +223,20 @@ class Scheduler:
         self.waiting.forget(request, RequestStatus.SWAPPED)
         self.waiting.push(request)
 
-    def start_over(self, num_blocks: int, cause: str) -> None:
+    def start_over(self, num_blocks: int, cause: str, withdrawn: Sequence[Request]) -> None:
         """Memory ran out in a step (``cause``), and the KV storage was made anew with ``num_blocks`` blocks: what it
-        held is lost, and all that run or are swapped wait to be computed again. Complete answers have left before."""
+        held is lost, and all that run or are swapped wait to be computed again. Complete answers have left before.
+        ``withdrawn``: who has lost a token that was told of."""
         for request in list(self.running):
             self.preempt(request, request, RULE_OUT_OF_MEMORY, "recompute")
         for request in self.waiting.swapped.in_order():
             self.drop_swapped(request, "memory ran out in the step")
         before = self.memory.num_blocks
         self.memory.renew(num_blocks)
-        self.events.append(PoolShrunk(num_blocks, before, cause))
+        for request in withdrawn:
+            if request.num_output_tokens == 0:
+                request.first_token_time = None
+        self.events.append(PoolShrunk(num_blocks, before, cause, [request.request_id for request in withdrawn]))
 
     def _lose(self, request: Request) -> None:
         """What a request has computed is gone."""

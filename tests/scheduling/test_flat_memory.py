@@ -79,7 +79,7 @@ def test_objects_do_not_add_up(discipline: str, order: str, monkeypatch: pytest.
     grown = objects() - before
     assert sum(grown.values()) <= 20, grown
     assert grown[Request.__name__] == 0
-    assert not core._requests and not core._families and not core._withheld._held
+    assert not core._roster.requests and not core._roster.families and not core._roster.withheld._held
 
 
 def test_bytes_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ def test_nothing_is_known_before_it_arrives() -> None:
     """The first step hands out nothing; its token comes with the second, whose own is pending then."""
     core = _core(overlap=True)
     core.add_request(1, [1, 2, 3], SamplingParams(max_tokens=3))
-    request = core._requests[1]
+    request = core._roster.requests[1]
     first, second = core.step(), core.step()
     assert first.outputs == [] and first.record is not None and first.record.new_tokens == [1]
     expected = cold_answer([1, 2, 3], 3)
@@ -204,6 +204,20 @@ def test_a_batch_that_an_abort_ends_keeps_its_last_tokens() -> None:
     probe.run()
     assert probe.answers[short].token_ids == cold_answer([1, 2, 3], 1)
     assert [probe.answers[request_id].finish_reason for request_id in (short, long)] == ["length", "abort"]
+
+
+def test_a_last_token_that_fails_is_taken_off_the_totals() -> None:
+    """Its request has left by then, and nothing else is to be told: there is a record all the same."""
+    probe = EngineProbe(_core(overlap=True, num_blocks=16, block_size=4))
+    failed = probe.add([1, 2, 3], SamplingParams(max_tokens=1))
+    runner = probe.core._runner
+    assert isinstance(runner, KVCheckingRunner)
+    runner.failures[failed] = "not finite"
+    probe.step()
+    assert probe.records[-1].totals.output_tokens == 1, "it is under way"
+    last = probe.step().record
+    assert last is not None and last.request_ids == [] and last.totals.output_tokens == 0
+    assert probe.answers[failed].finish_reason == "error" and not probe.core.has_work
 
 
 def test_a_row_that_ended_and_failed_leaves_its_batch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from engine.config import DISCIPLINES, PREEMPTIONS
 from engine.events import RULE_OUT_OF_MEMORY, Finished, PoolShrunk
+from engine.recorded_requests import RequestLog
 from engine.recovery import STEPS_TRIED, smaller_pool
 from engine.request import FinishReason, RequestStatus, SamplingParams, branch_id
 from tests.oracles import EngineProbe, KVCheckingRunner, cold_answer, make_core, preemptions_of
@@ -34,8 +36,9 @@ def fail_next(probe: EngineProbe, when: str = "after") -> Any:
 # One shortage --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(
+    ("overlap", "when"), [*product([False, True], ["before", "after"]), (True, "awaited")], ids=str
+)
 def test_all_go_on_behind_the_tokens_they_had(when: str, overlap: bool) -> None:
     probe = EngineProbe(make_core(num_blocks=64, overlap=overlap))
     prompts = [list(range(length)) for length in (5, 16, 33)]
@@ -130,6 +133,90 @@ def test_answers_that_have_not_begun_stay_with_their_first() -> None:
     for index in range(3):
         answer = probe.answers[branch_id(request_id, index)]
         assert answer.token_ids == cold_answer(list(range(40)), 5, index=index)
+
+
+# Of a step in flight -------------------------------------------------------------------------------------------------
+
+
+def overlapping(**settings: Any) -> EngineProbe:
+    return EngineProbe(make_core(num_blocks=64, overlap=True, **settings))
+
+
+def test_tokens_under_way_are_taken_back_and_computed_again() -> None:
+    """Also the first, behind which further answers have begun."""
+    probe = overlapping()
+    early = probe.add(range(20), tokens(9))
+    for _ in range(3):
+        probe.step()
+    late = probe.add(range(50, 60), SamplingParams(max_tokens=5, n=2))
+    probe.step()
+    assert probe.row(late).output_tokens == 1 and probe.row(late).first_token_time is not None
+    log = RequestLog(lambda request: None)
+    log.restore(probe.core.keyframe())
+    result = fail_next(probe, "awaited")
+    assert result.outputs == [] and result.record.events[-1].withdrawn == [early, late]
+    assert probe.row(late).output_tokens == 0 and probe.row(late).first_token_time is None
+    log.apply(result.record)
+    assert (log.open[early].output_tokens, log.open[late].first_token) == (3, None)
+    probe.run()
+    assert_answer(probe, early, list(range(20)), 9)
+    for index in range(2):
+        assert probe.answers[branch_id(late, index)].token_ids == cold_answer(list(range(50, 60)), 5, index=index)
+    assert probe.records[-1].totals.output_tokens == 9 + 2 * 5
+
+
+@pytest.mark.parametrize("discipline", ["vllm", "static"])
+@pytest.mark.parametrize("act", ["step", "take_in", "by hand", "abort"])
+def test_an_answer_that_lacked_only_its_last_token_says_so(discipline: str, act: str) -> None:
+    """Whoever waits for the step: the next one, a pause, a step by hand, or the abort of the batch's last other row."""
+    probe = overlapping(discipline=discipline, static_delivery="row")
+    short, long = probe.add(range(10), tokens(3)), probe.add(range(30, 45), tokens(9))
+    for _ in range(3):
+        probe.step()
+    assert probe.records[-1].totals.output_tokens == 6 and len(probe.answers[short].token_ids) == 2
+    runner_of(probe).shortage = ("awaited", out_of_memory())
+    if act == "abort":
+        probe.core.abort(long)
+    if act == "by hand":
+        result = probe._look_at(probe.core.step(overlap=False))
+    else:
+        result = probe.take_in() if act == "take_in" else probe.step()
+    assert "from 64 to 51" in result.notice
+    last = probe.answers[short].last
+    assert last is not None and last.finish_reason == FinishReason.ERROR and "last token" in last.error
+    assert probe.answers[short].token_ids == cold_answer(list(range(10)), 2)
+    probe.run()
+    if act == "abort":
+        assert probe.answers[long].finish_reason == FinishReason.ABORT
+    else:
+        assert_answer(probe, long, list(range(30, 45)), 9)
+    assert probe.records[-1].totals.output_tokens == 2 + len(probe.answers[long].token_ids)
+
+
+def test_what_a_batch_held_back_is_handed_out_without_the_last_token() -> None:
+    probe = overlapping(discipline="static")
+    short, long = probe.add(range(10), tokens(3)), probe.add(range(30, 45), tokens(9))
+    for _ in range(3):
+        probe.step()
+    fail_next(probe, "awaited")
+    assert probe.answers[short].token_ids == cold_answer(list(range(10)), 2)
+    assert probe.answers[short].finish_reason == FinishReason.ERROR
+    probe.run()
+    assert_answer(probe, long, list(range(30, 45)), 9)
+
+
+def test_steps_that_are_launched_and_run_short_again_and_again_end() -> None:
+    """A launch that worked does not begin the count anew: the step has yet to be computed."""
+    probe = overlapping(max_num_seqs=1)
+    first, second = probe.add([1, 2, 3], tokens(4)), probe.add([4, 5, 6], tokens(4))
+    for _ in range(STEPS_TRIED):
+        assert probe.answers[first].last is None
+        probe.step()
+        fail_next(probe, "awaited")
+    last = probe.answers[first].last
+    assert last is not None and f"in {STEPS_TRIED} steps in a row" in last.error
+    probe.run()
+    assert_answer(probe, second, [4, 5, 6], 4)
 
 
 # Pools that hold less than was promised ------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ class Trace:
         """Another priority for anybody, in whatever state it is."""
         request_id = self.rng.choice(sorted(self.asked))
         core = self.probe.core
-        request = core._requests.get(request_id)
+        request = core._roster.requests.get(request_id)
         self.ranked_in[request.status.name.lower() if request is not None else "over"] += 1
         core.set_priority(request_id, self.rng.randrange(4))
 
@@ -140,7 +140,7 @@ class Trace:
     def run_short(self) -> None:
         """Memory runs out in the next step."""
         error = self.rng.choice([torch.OutOfMemoryError("CUDA out of memory."), MemoryError(), _DRIVER_ERROR])
-        self.runner.shortage = (self.rng.choice(["before", "after"]), error)
+        self.runner.shortage = (self.rng.choice(["before", "after", "awaited"]), error)
 
     def check_answers(self) -> None:
         refused = {event.request_id for event in self.probe.of(Rejected)}
