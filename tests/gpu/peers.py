@@ -74,3 +74,5 @@ class Continuous:
 
     def close(self) -> None:
         self._model.destroy_cached_continuous_batching_manager()
+        # A manager that fails in its set-up leaves an attention behind that works for it alone.
+        self._model.set_attn_implementation("sdpa")
