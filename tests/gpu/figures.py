@@ -7,6 +7,7 @@ and then dropped: nothing that it prints could be taken for a GPU's.
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -71,9 +72,11 @@ class Report:
     def rate(
         self, name: str, value: float, unit: str, target: Target | None = None, *, listed: bool = True, **detail: Any
     ) -> None:
-        """Something that was timed, or follows from it. ValueError unless it is a finite number above 0."""
+        """Something that was timed, or follows from it. ValueError unless it is a finite number above 0; ValueError or
+        TypeError for a ``detail`` that JSON has no word for."""
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"{name} came out as {value} {unit}")
+        json.dumps(detail, allow_nan=False)  # here, as a rehearsal sends none
         words = "" if target is None else target.text(unit)
         if self.rehearsal:
             self._send(Figure(self.section, name, None, unit, words, listed=listed))

@@ -24,7 +24,7 @@ def main(job: dict[str, Any], descriptor: int) -> int:
     with os.fdopen(descriptor, "w", buffering=1) as pipe:
 
         def send(message: dict[str, Any]) -> None:
-            pipe.write(json.dumps(message) + "\n")
+            pipe.write(json.dumps(message, allow_nan=False) + "\n")
 
         from tests.gpu.card import Card
 
