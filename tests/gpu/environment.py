@@ -33,7 +33,10 @@ def run(card: Card, report: Report, facts: dict[str, Any]) -> None:
     report.fact("memory", properties.total_memory / 2**30, "GiB")
     report.fact("memory free", card.free_bytes() / 2**30, "GiB")
     report.fact("L2", card.l2_bytes / 2**20, "MiB")
-    report.fact("driver", _driver())
+    report.fact("driver", _asked("driver_version,clocks.sm,clocks.mem,power.limit"))
+    mode = _asked("compute_mode")
+    report.fact("compute mode", mode)
+    facts["one_process"] = mode.startswith("Exclusive")
 
 
 def _is_installed(package: str) -> bool:
@@ -43,8 +46,8 @@ def _is_installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def _driver() -> str:
-    query = ["nvidia-smi", "--query-gpu=driver_version,clocks.sm,clocks.mem,power.limit", "--format=csv,noheader"]
+def _asked(what: str) -> str:
+    query = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader"]
     try:
         return subprocess.run(query, capture_output=True, text=True, timeout=15, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
