@@ -16,10 +16,12 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
 from kernels.aot import TARGETS
+from kernels.triton.graphs import CudaCapture
 
 _SLEEP_CYCLES = 20_000_000
 """About 10 ms at a GPU's clock: longer than the host takes to queue what is to be timed."""
@@ -77,21 +79,13 @@ class Card:
     # Timing -------------------------------------------------------------------------------------------------------
 
     def captured(self, launch: Callable[[], object]) -> Callable[[], None]:
-        """A graph of what ``launch`` launches, as a function that replays it. It runs twice beforehand, so that kernels
+        """A graph of what ``launch`` launches, as a function that replays it. It runs once beforehand, so that kernels
         are compiled and libraries are set up; a rehearsal runs it once and replays by calling it."""
         if self.rehearsal:
             launch()
             return lambda: (launch(), None)[1]
-        side = torch.cuda.Stream(self.device)
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            launch()
-            launch()
-        torch.cuda.current_stream(self.device).wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            launch()
-        return graph.replay
+        no_output = torch.empty(0)
+        return _capture(self.device).record(lambda: (launch(), no_output)[1], None).replay
 
     def queued_seconds(self, replay: Callable[[], object], count: int, *, rounds: int = 5) -> float:
         """Of one replay: the median over ``rounds`` of ``count`` replays behind each other, divided by ``count``."""
@@ -143,6 +137,11 @@ class Card:
         begin = time.perf_counter()
         replay()
         return max(time.perf_counter() - begin, 1e-9)
+
+
+@cache
+def _capture(device: torch.device) -> CudaCapture:
+    return CudaCapture(device)
 
 
 def _nearest_target(capability: int) -> str:
