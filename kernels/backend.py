@@ -99,10 +99,7 @@ def uploaded(step: HostStep, device: torch.device, previous: torch.Tensor | None
 
     token_ids = on_device(step.token_ids)
     if step.token_source is not None:
-        if previous is None:
-            raise ValueError("tokens are to come from the step before, but there was none")
-        source = on_device(step.token_source)
-        token_ids = torch.where(source >= 0, previous[source.clamp(min=0)].clamp(min=0), token_ids)
+        token_ids = known_ids(token_ids, on_device(step.token_source), previous)
     return StepBatch(
         token_ids=token_ids,
         positions=on_device(step.positions),
@@ -114,6 +111,14 @@ def uploaded(step: HostStep, device: torch.device, previous: torch.Tensor | None
         query_lens_list=np.diff(step.query_start).tolist(),
         seq_lens_list=step.seq_lens.tolist(),
     )
+
+
+def known_ids(token_ids: torch.Tensor, token_source: torch.Tensor, previous: torch.Tensor | None) -> torch.Tensor:
+    """``token_ids`` int64 [T] with those in place that ``token_source`` takes from ``previous``, as
+    :attr:`kernels.spec.HostStep.token_source` says; ValueError without a step before."""
+    if previous is None:
+        raise ValueError("tokens are to come from the step before, but there was none")
+    return torch.where(token_source >= 0, previous[token_source.clamp(min=0)].clamp(min=0), token_ids)
 
 
 def check_swap(pairs: Sequence[tuple[int, int]], num_sources: int, num_destinations: int) -> None:

@@ -13,6 +13,7 @@ so requests of any length lie side by side, in chunks or token by token.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -26,11 +27,12 @@ from engine.failures import describe, is_out_of_memory
 from engine.models.errors import ModelLoadError, listed
 from engine.models.transformers_model import PAGED, build_config, freeze_rotary, model_class, the_library
 from engine.models.transformers_spec import AttentionLayer, TransformersSpec
-from kernels.backend import check_swap, uploaded
+from kernels.backend import check_swap, known_ids, uploaded
 from kernels.cpu.sampling import sample
 from kernels.plain_attention import paged_attention, write_kv
 from kernels.sampling import SampledTokens, SamplingBatch
 from kernels.spec import DecoderSpec, HostStep, StepBatch, StepLimits
+from kernels.triton.step_inputs import DeviceStep, StepInputs
 
 _HOOK = "batchscope_attention"
 """Attribute of an attention module that holds our attention for it."""
@@ -53,6 +55,10 @@ class TransformersBackend:
         self._host_blocks: list[torch.Tensor] = []
         """Of each layer the keys, then of each the values."""
         self._step: StepBatch | None = None
+        self._inputs = StepInputs(self.device)
+        self._uploaded: DeviceStep | None = None
+        self._sampling: SamplingBatch | None = None
+        """Whose parameters came with ``_uploaded``."""
 
     @property
     def spec(self) -> TransformersSpec:
@@ -113,7 +119,18 @@ class TransformersBackend:
     def upload(
         self, step: HostStep, sampling: SamplingBatch | None = None, previous: torch.Tensor | None = None
     ) -> StepBatch:
-        return uploaded(step, self.device, previous)
+        """On a GPU in one copy that does not wait for the step before."""
+        if not self._uses_fused:
+            return uploaded(step, self.device, previous)
+        # Only where a GPU is: triton is not installed everywhere.
+        from kernels.triton.sampling import host_columns
+
+        self._uploaded = self._inputs.upload(step, None if sampling is None else host_columns(sampling))
+        self._sampling = sampling
+        batch, source = self._uploaded.batch, self._uploaded.token_source
+        if step.token_source is None:
+            return batch
+        return dataclasses.replace(batch, token_ids=known_ids(batch.token_ids, source, previous))
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch) -> torch.Tensor:
@@ -136,9 +153,13 @@ class TransformersBackend:
         if self.device.type == "cpu":
             return sample(logits, sampling)
         # Only where a GPU is: triton is not installed everywhere.
+        from kernels.triton.host_memory import arrival
         from kernels.triton.sampling import sample_on_device
 
-        return sample_on_device(logits, sampling)
+        travelled = self._uploaded is not None and sampling is self._sampling
+        columns = self._uploaded.columns if self._uploaded is not None and travelled else None
+        sampled = sample_on_device(logits, sampling, columns)
+        return SampledTokens(sampled.token_ids, sampled.logprobs, arrival(sampled.token_ids))
 
     def _attend(
         self,

@@ -34,7 +34,7 @@ from kernels.triton.block_copy import copy_blocks
 from kernels.triton.embedding import embedding
 from kernels.triton.fp8 import fp8_bias
 from kernels.triton.graphs import Capture, CudaCapture, DecodeGraphs, graph_sizes
-from kernels.triton.host_memory import HostBlocks, to_device, to_host
+from kernels.triton.host_memory import HostBlocks, arrival, to_device, to_host
 from kernels.triton.kv_write import kv_write
 from kernels.triton.matrix import linear
 from kernels.triton.norms import rms_norm
@@ -233,20 +233,7 @@ class TritonBackend:
         columns = uploaded.step.columns if uploaded is not None and travelled else None
         out = self._ids[:rows] if rows <= self._ids.shape[0] else None
         sampled = sample_on_device(logits, sampling, columns, out)
-        return SampledTokens(sampled.token_ids, sampled.logprobs, self._arrival(sampled.token_ids))
-
-    def _arrival(self, token_ids: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Begin to copy ``token_ids`` to the host; the result waits for the copy."""
-        on_host = token_ids.to("cpu", non_blocking=True, copy=True)  # page-locked where a GPU fills it
-        if self._streams is None:
-            return lambda: on_host
-        copied = self._streams.compute.record_event()
-
-        def wait() -> torch.Tensor:
-            copied.synchronize()
-            return on_host
-
-        return wait
+        return SampledTokens(sampled.token_ids, sampled.logprobs, arrival(sampled.token_ids))
 
     def _graph_size(self, step: HostStep, previous: torch.Tensor | None) -> int | None:
         """Of the recorded step that computes ``step``; None: none does."""

@@ -1,4 +1,4 @@
-"""Host memory that a GPU's kernels read and write themselves, for the KV blocks of swapped requests.
+"""Host memory that a GPU reads and writes by itself: for what it gives, and for the KV blocks of swapped requests.
 
 ::
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -82,6 +82,20 @@ def _piece(planes: torch.Tensor, num_blocks: int) -> _Piece:
     is_locked = lock(memory, planes.device)
     shape = (planes.shape[0], num_blocks, planes.shape[2])
     return _Piece(torch.from_numpy(memory).view(planes.dtype).view(shape), is_locked)
+
+
+def arrival(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Begin to copy ``tensor`` to the host behind what is on the stream; the result waits for the copy alone."""
+    on_host = tensor.to("cpu", non_blocking=True, copy=True)  # page-locked where a GPU fills it
+    if tensor.device.type == "cpu":
+        return lambda: on_host
+    copied = torch.cuda.current_stream(tensor.device).record_event()
+
+    def wait() -> torch.Tensor:
+        copied.synchronize()
+        return on_host
+
+    return wait
 
 
 def lock(memory: np.ndarray, device: torch.device) -> bool:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from engine.execution.runner import build_step
+from engine.execution.runner import build_step, host_step
 from engine.execution.transformers_backend import TransformersBackend
+from kernels.backend import uploaded
+from kernels.sampling import SamplingBatch, SamplingRow
+from kernels.spec import StepBatch
 from tests.execution.helpers import PagedModel, make_request, random_prompt
 from tests.models.families import VOCAB
 from tests.models.transformers_families import save_library_family
@@ -41,3 +45,19 @@ def test_logits_are_the_library_s(name: str, tmp_path: Path, monkeypatch: pytest
             assert float((rows - expected).abs().max()) < 1e-4
             request.num_computed_tokens += count
     assert used and all(used)
+
+
+def test_inputs_come_in_one_copy() -> None:
+    tables = [[3], [1, 4]]
+    step = host_step([[7, 8, 9], [0]], [0, 5], tables, np.array([2, 0]), np.array([1, 1]), block_size=4)
+    previous = torch.tensor([70, 71])
+    for source in (None, np.array([-1, -1, -1, 1], dtype=np.int32)):
+        laid_out = dataclasses.replace(step, token_source=source)
+        expected = uploaded(laid_out, torch.device("cpu"), previous)
+        batch = TransformersBackend("cpu", fused=True).upload(laid_out, SamplingBatch([SamplingRow()] * 2), previous)
+        assert batch.token_ids.tolist() == [7, 8, 9, 0 if source is None else 71]
+        assert batch.table_stride is not None and batch.table_stride.tolist() == [2]
+        for field in dataclasses.fields(StepBatch):
+            given, wanted = getattr(batch, field.name), getattr(expected, field.name)
+            if field.name != "table_stride":
+                assert torch.equal(given, wanted) if isinstance(wanted, torch.Tensor) else given == wanted
