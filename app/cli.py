@@ -59,8 +59,12 @@ def build_parser() -> argparse.ArgumentParser:
         "--model", default=None, metavar="MODEL", help="'starter', a folder with a checkpoint, or a Hugging Face id"
     )
     window.add_argument("--dtype", choices=DTYPES, default=None, help="type of the weights")
-    window.add_argument("--kv-dtype", choices=KV_DTYPES, default=None, help="type of keys and values")
-    window.add_argument("--device", choices=DEVICES, default=None, help="where the model runs")
+    window.add_argument(
+        "--kv-dtype", choices=KV_DTYPES, default=None, help="type of keys and values; fp8: a byte, on GPUs that have it"
+    )
+    window.add_argument(
+        "--device", choices=DEVICES, default=None, help="where the model runs; auto: on the GPU where one works"
+    )
     window.add_argument("--threads", type=int, default=None, metavar="N", help="CPU threads; default: physical cores")
     window.add_argument("--max-model-len", type=int, default=None, metavar="N", help="longest context in tokens")
     window.add_argument("--kv-blocks", type=int, default=None, metavar="N", help="size of the KV pool in blocks")

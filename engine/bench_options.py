@@ -108,11 +108,20 @@ def add_engine_options(parser: argparse.ArgumentParser, *, discipline: bool = Tr
     group.add_argument(
         "--max-waiting-tokens", type=int, metavar="N", help="tgi: decode steps after which any join (20)"
     )
-    group.add_argument("--dtype", choices=DTYPES)
-    group.add_argument("--kv-dtype", choices=KV_DTYPES, help="type of keys and values (that of the activations)")
-    group.add_argument("--device", choices=DEVICES)
-    group.add_argument("--cuda-graphs", type=_switch, metavar="on|off", help="on a GPU: replay recorded decode steps")
-    group.add_argument("--overlap", type=_switch, metavar="on|off", help="on a GPU: schedule while it computes")
+    group.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        help="type of the weights; auto: int8 on a CPU, bfloat16 on a GPU, int8 where that does not fit",
+    )
+    group.add_argument(
+        "--kv-dtype",
+        choices=KV_DTYPES,
+        help="type of keys and values; auto: that of the activations; fp8: a byte, on GPUs that have it",
+    )
+    group.add_argument("--device", choices=DEVICES, help="auto: the GPU where one works, else the CPU")
+    replay, beside = "replay recorded decode steps", "schedule while it computes"
+    group.add_argument("--cuda-graphs", type=_switch, metavar="on|off", help=f"{replay} (on; without effect on a CPU)")
+    group.add_argument("--overlap", type=_switch, metavar="on|off", help=f"{beside} (on; without effect on a CPU)")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (the physical cores)")
 
 

@@ -158,7 +158,7 @@ def _gpu(findings: Findings, is_gpu: bool) -> None:
         "capability": None if major_minor is None else ".".join(map(str, major_minor)),
         "memory_bytes": _ask(lambda: int(torch.cuda.get_device_properties(0).total_memory), None) if seen else None,
         "driver": driver,
-        "cuda": torch.version.cuda or torch.version.hip,
+        "cuda": _ask(gpu_problems.toolkit, None),
         "compiler": _ask(gpu_problems.compiler, None),
         "cache_folder": _ask(gpu_problems.cache_folder, None),
         "graphs": "decode steps are recorded" if is_gpu else "not used",
@@ -280,7 +280,7 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _gpu_rows(gpu: dict[str, Any] | None) -> list[tuple[str, str]]:
     if gpu is None:
-        return []
+        return [("GPU", "none found")]
     named = [
         gpu["name"] or "not usable by torch",
         gpu["capability"] and f"compute capability {gpu['capability']}",
@@ -290,7 +290,11 @@ def _gpu_rows(gpu: dict[str, Any] | None) -> list[tuple[str, str]]:
     ]
     return [
         ("GPU", ", ".join(filter(None, named))),
-        ("GPU kernels", f"compiler {gpu['compiler'] or 'missing'}, kept in {gpu['cache_folder']}; {gpu['graphs']}"),
+        (
+            "GPU kernels",
+            f"compiler {gpu['compiler'] or 'missing'}, kept in {gpu['cache_folder'] or 'no known folder'}; "
+            f"{gpu['graphs']}",
+        ),
     ]
 
 
@@ -301,7 +305,8 @@ def _memory_text(memory: dict[str, int] | None) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="batchscope doctor", description=__doc__.splitlines()[0] if __doc__ else None)
+    description = "What this machine gives Batchscope, and what is missing with the command that mends it."
+    parser = argparse.ArgumentParser(prog="batchscope doctor", description=description)
     parser.add_argument("--json", metavar="FILE", help="write the report as JSON; '-' is standard output")
     options = parser.parse_args(argv)
     if fault := target_fault("--json", options.json):

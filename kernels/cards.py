@@ -103,11 +103,15 @@ def card_of(target: str) -> Card:
     return next(card for card in CARDS if card.target == target)
 
 
+def _plain(name: str) -> str:
+    return "".join(name.split()).casefold()
+
+
 def named_card(text: str) -> Card:
-    """One of :data:`CARDS` by its name, in any case, or another as ``NAME:TARGET:GB/s:TFLOP/s``, the last of fp16 and
-    bf16. Raises ValueError with a sentence."""
+    """One of :data:`CARDS` by its name, in any case and with or without its spaces, or another as
+    ``NAME:TARGET:GB/s:TFLOP/s``, the last of fp16 and bf16. Raises ValueError with a sentence."""
     for card in CARDS:
-        if card.name.casefold() == text.casefold():
+        if _plain(card.name) == _plain(text):
             return card
     fields = text.split(":")
     if len(fields) != 4:
@@ -115,7 +119,8 @@ def named_card(text: str) -> Card:
         raise ValueError(f"unknown card {text!r}; known are {known}, another is NAME:TARGET:GB/s:TFLOP/s")
     name, target, bandwidth, rate = fields
     if target not in {card.target for card in CARDS}:
-        raise ValueError(f"{text!r}: unknown target {target!r}")
+        known = ", ".join(card.target for card in CARDS)
+        raise ValueError(f"{text!r}: unknown target {target!r}; known are {known}")
     try:
         numbers = float(bandwidth), float(rate)
     except ValueError:

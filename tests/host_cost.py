@@ -97,15 +97,27 @@ class TimedRunner(ModelRunner):
         return flight
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
+    return int(text)
+
+
+def _counts(text: str) -> list[int]:
+    return [_count(each) for each in text.split(",")]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--requests", default="1,32,128,256")
-    parser.add_argument("--context", type=int, default=1024)
-    parser.add_argument("--steps", type=int, default=200)
+    description = "What the host does for a decode step of a GPU, over a device that answers at once: no GPU is needed."
+    parser = argparse.ArgumentParser(prog="python -m tests.host_cost", description=description)
+    many = "how many decode at once, several with commas (default: 1,32,128,256)"
+    parser.add_argument("--requests", type=_counts, default=[1, 32, 128, 256], metavar="N,…", help=many)
+    parser.add_argument("--context", type=_count, default=1024, metavar="N", help="tokens of each (default: 1024)")
+    parser.add_argument("--steps", type=_count, default=200, metavar="N", help="how many are timed (default: 200)")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{'requests':>9} {'temperature':>12} {'step':>14} {'laid out':>14}   µs, minimum / median")
-    for requests in map(int, arguments.requests.split(",")):
+    for requests in arguments.requests:
         for temperature in (0.0, 0.8):
             columns = measure(requests, arguments.context, arguments.steps, temperature)
             told = [f"{min(c) * 1e6:6.0f} /{statistics.median(c) * 1e6:6.0f}" for c in columns]

@@ -26,7 +26,7 @@ ENGINE_FIELDS: dict[str, str] = {
     "memory_limit": mark("memory limit"),
 }
 """What of :class:`EngineConfig` the preferences set, and what it is called."""
-_DEVICES = {"auto": mark("Automatic"), "cpu": mark("Processor"), "cuda": mark("NVIDIA GPU")}
+_DEVICES = {"auto": mark("Automatic"), "cpu": mark("Processor"), "cuda": mark("GPU")}
 _DTYPES = {
     "auto": mark("Automatic"),
     "int8": "int8",
@@ -72,7 +72,7 @@ class EngineSection(Section):
         kv_dtypes = [(tr(_KV_DTYPES[name]), name) for name in KV_DTYPES]
         hint = tr(
             "fp8 holds twice the tokens in the same memory, a little less exactly, on GPUs that have it: NVIDIA's from "
-            "the RTX 40 series on."
+            "the RTX 40 series on, AMD's MI300. A processor does not."
         )
         self.kv_dtype = self.add(fields.choice(tr("Type of keys and values"), "kv_dtype", kv_dtypes, hint))
         box = whole(tr("Context length"), 0, 1 << 24, 0, suffix=tr(" tokens"), lowest=tr("As the model was made for"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import warnings
 from dataclasses import dataclass
 
@@ -133,6 +134,9 @@ def _absence(said: list[str]) -> str:
         return "this torch is built for CPUs"
     if said:
         return f"torch finds no GPU that it can use: {explain(RuntimeError(said[0]))}"
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return f"torch finds no GPU among those that CUDA_VISIBLE_DEVICES names ({named!r})"
     return "torch finds no GPU"
 
 

@@ -35,11 +35,11 @@ def explain(error: BaseException) -> str:
     if any(words in said for words in _NO_DRIVER):
         return "Triton finds no driver library libcuda.so.1: install the NVIDIA driver, or run sudo ldconfig"
     if any(words in said for words in _OLD_DRIVER):
-        return f"its driver is too old for this torch ({_cuda()}): {NEWER_DRIVER}, or a torch for an older CUDA"
+        return f"its driver is too old for this torch ({toolkit()}): {NEWER_DRIVER}, or a torch for an older CUDA"
     if any(words in said for words in _OLD_LOADER):
         return f"its driver is too old for the kernels that Triton compiles: {NEWER_DRIVER}"
     if any(words in said for words in _OTHER_GPU):
-        return f"this torch ({_cuda()}) is not built for it{_capability()}: install a torch that is"
+        return f"this torch ({toolkit()}) is not built for it{_capability()}: install a torch that is"
     if type(error).__name__ == "OutOfResources":
         return f"it has too little shared memory for a kernel ({describe(error)}): {NO_WAY}"
     if type(error).__name__ == "PTXASError":
@@ -109,6 +109,13 @@ def driver_version(file: Path = Path("/proc/driver/nvidia/version")) -> str | No
     return found.group(1) if found else "unknown"
 
 
+def toolkit() -> str | None:
+    """What this torch is built for; None: CPUs alone."""
+    if torch.version.cuda:
+        return f"CUDA {torch.version.cuda}"
+    return f"ROCm {torch.version.hip}" if torch.version.hip else None
+
+
 def _of_building(error: BaseException) -> str | None:
     """Where it came from the building of a launch: the file or the program that it names is the compiler's or lies in
     the cache folder."""
@@ -137,10 +144,6 @@ def _of_building(error: BaseException) -> str | None:
 def _headers() -> str:
     scheme = sysconfig.get_default_scheme()
     return sysconfig.get_paths(scheme="posix_prefix" if scheme == "posix_local" else scheme)["include"]
-
-
-def _cuda() -> str:
-    return f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
 
 
 def _capability() -> str:

@@ -135,7 +135,10 @@ def test_a_torch_for_cpus_and_a_machine_without_a_gpu(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.version, "cuda", None)
     on_the_cpu("this torch is built for CPUs")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     on_the_cpu("torch finds no GPU")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    on_the_cpu("torch finds no GPU among those that CUDA_VISIBLE_DEVICES names ('')")
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +196,7 @@ def test_the_doctor_tells_of_a_gpu_and_what_it_lacks(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=141 * 2**30))
     monkeypatch.setattr(gpu_problems, "compiler_problem", lambda: Problem("no C compiler", "install gcc", "apt gcc"))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
     findings = doctor.Findings()
     doctor._gpu(findings, True)
     gpu = findings.report["gpu"]
@@ -200,14 +204,18 @@ def test_the_doctor_tells_of_a_gpu_and_what_it_lacks(monkeypatch: pytest.MonkeyP
     assert gpu["memory_bytes"] == 141 * 2**30 and gpu["graphs"] == "decode steps are recorded"
     assert {"what": "no C compiler", "fix": "apt gcc"} in findings.missing
     rows = dict(doctor._gpu_rows(gpu))
-    assert "compute capability 9.0, 141 GiB, driver 550.54.15" in rows["GPU"] and "compiler" in rows["GPU kernels"]
+    assert (
+        "compute capability 9.0, 141 GiB, driver 550.54.15, torch for CUDA 13.0" in rows["GPU"]
+        and "compiler" in rows["GPU kernels"]
+    )
 
 
-def test_the_doctor_says_nothing_of_a_gpu_where_none_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_misses_nothing_where_no_gpu_is(monkeypatch: pytest.MonkeyPatch) -> None:
     from engine import doctor
 
     monkeypatch.setattr(gpu_problems, "driver_version", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     findings = doctor.Findings()
     doctor._gpu(findings, False)
-    assert findings.report["gpu"] is None and findings.missing == [] and doctor._gpu_rows(None) == []
+    assert findings.report["gpu"] is None and findings.missing == []
+    assert doctor._gpu_rows(None) == [("GPU", "none found")]

@@ -31,7 +31,7 @@ def test_the_slower_of_moving_and_computing_decides() -> None:
 
 
 def test_another_card_can_be_named() -> None:
-    assert named_card("h200 sxm") is card_of("sm_90")
+    assert named_card("h200 sxm") is named_card("H200SXM") is card_of("sm_90")
     card = named_card("L40S:sm_89:864:181")
     assert (card.name, card.target, card.bandwidth, card.rates) == (
         "L40S",
@@ -45,7 +45,7 @@ def test_another_card_can_be_named() -> None:
     ("text", "reason"),
     [
         ("RTX 40", "unknown card 'RTX 40'; known are A100 80GB SXM, RTX 4090, "),
-        ("mine:sm_12:1:1", "unknown target 'sm_12'"),
+        ("mine:sm_12:1:1", "unknown target 'sm_12'; known are sm_80, "),
         ("mine:sm_89:fast:1", "positive numbers"),
         ("mine:sm_89:0:1", "positive numbers"),
         ("mine:sm_89:1:inf", "positive numbers"),
