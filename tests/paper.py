@@ -13,6 +13,7 @@ sampling reads, how many kernels there are and what is copied to the device. Not
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass, replace
 
 import torch
@@ -145,16 +146,16 @@ def added(spec: DecoderSpec, requests: int, card: Card, context: int = CONTEXT) 
     splits = decode_splits(requests, spec.num_kv_heads, card.multiprocessors)
     shape = StepShape(num_tokens=requests, num_requests=requests, num_logits=requests)
     return Added(
-        kernels=num_kernels(spec, requests, splits),
-        between_kernels=_between_kernels(spec, requests, splits),
+        kernels=num_kernels(spec, requests, splits.most),
+        between_kernels=_between_kernels(spec, requests, splits.used(context)),
         sampling=requests * spec.vocab_size * spec.dtype.itemsize,
         upload=step_layout(shape).num_bytes(requests, -(-context // BLOCK_SIZE)),
     )
 
 
 def num_kernels(spec: DecoderSpec, requests: int, splits: int) -> int:
-    """Of a decode step whose attention is split over so many programs: split attention has a second kernel, as has an
-    int8 product whose depth is cut."""
+    """Of a decode step whose attention may be split over so many programs: it has a second kernel then, as has an int8
+    product whose depth is cut."""
     head = Matrix(spec.vocab_size, spec.hidden_size)
     cut = [_cuts(spec, matrix, requests) > 1 for matrix in layer_matrices(spec)]
     of_a_layer = KERNELS_OF_A_LAYER + (splits > 1) + sum(cut)
@@ -239,4 +240,8 @@ def _markdown(rows: list[list[str]]) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        prog="python -m tests.paper",
+        description="A decode step on paper: its floor on two cards, and what ours adds, as the README shows them.",
+    ).parse_args()
     print(floor_table(), added_table(), sep="\n\n")

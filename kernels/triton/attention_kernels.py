@@ -16,10 +16,11 @@ upper bound that needs only the sizes of the batch: tile t belongs to the last r
 
 *One token.* The context is split over the grid's third axis, so that a few long ones fill a GPU. The bounds follow from
 the length on the device; programs that are left without keys end at once, and only the others' partial results are
-combined, by a second kernel. Where the batch fills the GPU there is one split, which writes the result itself::
+combined, by a second kernel. Where one program has all keys it writes the result itself::
 
     seq_len 500, 4 splits:   keys  0 ... 127 | 128 ... 255 | 256 ... 383 | 384 ... 499
     seq_len 100, 4 splits:         0 ...  63 |  64 ...  99 |    ends     |    ends
+    seq_len  50, 4 splits:         0 ...  49 |    ends     |    ends     |    ends
 
 Softmax is the online form with base 2 (log2 e folded into the scale), kept in float32.
 """
@@ -29,12 +30,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.triton.attention_tiles import SPLIT_KEYS
+from kernels.triton.attention_tiles import EVEN_KEYS, SPLIT_KEYS
 from kernels.triton.fp8 import decode_fp8
 
 # The interpreter keeps bfloat16 as raw 16-bit integers, which must not be multiplied as such.
 _WIDEN_OPERANDS = tl.constexpr(triton.knobs.runtime.interpret)
 _SPLIT_KEYS = tl.constexpr(SPLIT_KEYS)
+_EVEN_KEYS = tl.constexpr(EVEN_KEYS)
 
 
 @triton.jit
@@ -67,9 +69,10 @@ def _first_split(begin_key: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _split_length(begin: tl.tensor, end_key: tl.tensor, splits: tl.tensor) -> tl.tensor:
-    """Keys of one split of [begin, end_key), so many that ``splits`` suffice."""
-    return tl.maximum(tl.cdiv(tl.cdiv(end_key - begin, splits), _SPLIT_KEYS), 1) * _SPLIT_KEYS
+def _split_length(keys: tl.tensor, splits: tl.tensor, filling: tl.tensor) -> tl.tensor:
+    """Keys of one split of ``keys``, as :class:`kernels.triton.attention_tiles.Splits` says."""
+    shared_by = tl.minimum(splits, tl.maximum(filling, keys // _EVEN_KEYS))
+    return tl.maximum(tl.cdiv(keys, shared_by * _SPLIT_KEYS), 1) * _SPLIT_KEYS
 
 
 @triton.jit
@@ -150,7 +153,7 @@ def _attend_tile(
 
 
 @triton.jit(
-    do_not_specialize=["num_requests", "window"],
+    do_not_specialize=["num_requests", "window", "filling"],
     do_not_specialize_on_alignment=["query_start_ptr", "seq_lens_ptr", "tables_ptr", "table_stride_ptr"],
 )
 def paged_attention_kernel(
@@ -168,6 +171,7 @@ def paged_attention_kernel(
     scale: tl.tensor,
     softcap: tl.tensor,
     window: tl.tensor,
+    filling: tl.tensor,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -185,13 +189,15 @@ def paged_attention_kernel(
     request = tile if ONE_TOKEN else _find_request(query_start_ptr, tile, num_requests, QUERIES)
     first_row = tl.load(query_start_ptr + request)
     query_len = tl.load(query_start_ptr + request + 1) - first_row
+    # Asked for before the branch, behind which it would begin to travel only when the others have arrived.
+    seq_len = tl.load(seq_lens_ptr + request)
     first_query = tile * 0 if ONE_TOKEN else (tile - first_row // QUERIES - request) * QUERIES
     is_mine = query_len == 1 if ONE_TOKEN else query_len > 1
     if (first_query >= query_len) | (is_mine == 0):
         return
 
     # A row's position in its request is known from the ends: the new tokens are the context's last.
-    before = tl.load(seq_lens_ptr + request) - query_len
+    before = seq_len - query_len
     rows = tl.arange(0, ROWS)
     queries = first_query + rows // GROUP
     row_valid = (rows < QUERIES * GROUP) & (queries < query_len)
@@ -202,12 +208,15 @@ def paged_attention_kernel(
     begin_tile = begin_key // KEYS * KEYS
     splits = tl.num_programs(2)
     split = tl.program_id(2)
+    is_split = False
     if ONE_TOKEN:
         begin = _first_split(begin_key)
-        length = _split_length(begin, end_key, splits)
+        length = _split_length(end_key - begin, splits, filling)
+        is_split = end_key - begin > length
         begin += split * length
         end_key = tl.minimum(end_key, begin + length)
-        if (begin >= end_key) & (splits > 1):
+        # The first one stays even without a context: a padding row's result is 0.
+        if (begin >= end_key) & (split > 0):
             return
         begin_tile = tl.maximum(begin, begin_tile)
 
@@ -256,7 +265,6 @@ def paged_attention_kernel(
     # Rows that saw no key: padding rows of a captured graph, and what the tile has more rows than heads.
     row_sum = tl.where(row_sum == 0.0, 1.0, row_sum)
     result = accumulator / row_sum[:, None]
-    is_split = splits > 1 if ONE_TOKEN else False
     if is_split:
         place = (request.to(tl.int64) * (NUM_KV_HEADS * GROUP) + head) * splits + split
         tl.store(partial_ptr + place[:, None] * HEAD_DIM + dims[None, :], result, mask=mask)
@@ -265,7 +273,10 @@ def paged_attention_kernel(
         tl.store(out_ptr + offsets, result.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["window", "splits"], do_not_specialize_on_alignment=["query_start_ptr", "seq_lens_ptr"])
+@triton.jit(
+    do_not_specialize=["window", "splits", "filling"],
+    do_not_specialize_on_alignment=["query_start_ptr", "seq_lens_ptr"],
+)
 def combine_splits_kernel(
     out_ptr: tl.tensor,
     partial_ptr: tl.tensor,
@@ -274,6 +285,7 @@ def combine_splits_kernel(
     seq_lens_ptr: tl.tensor,
     window: tl.tensor,
     splits: tl.tensor,
+    filling: tl.tensor,
     NUM_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
@@ -283,12 +295,13 @@ def combine_splits_kernel(
     request = tl.program_id(0)
     head = tl.program_id(1)
     row = tl.load(query_start_ptr + request)
-    if tl.load(query_start_ptr + request + 1) - row != 1:
-        return
+    query_len = tl.load(query_start_ptr + request + 1) - row
     end_key = tl.load(seq_lens_ptr + request)
     begin = _first_split(tl.maximum(end_key - window, 0))
-    # What splits without keys have left in memory is not read.
-    used = tl.cdiv(end_key - begin, _split_length(begin, end_key, splits))
+    # What splits without keys have left in memory is not read; one alone has written the result.
+    used = tl.cdiv(end_key - begin, _split_length(end_key - begin, splits, filling))
+    if (query_len != 1) | (used <= 1):
+        return
     split = tl.arange(0, MAX_SPLITS)
     dims = tl.arange(0, DIM_PADDED)
     place = (request.to(tl.int64) * NUM_HEADS + head) * splits + split

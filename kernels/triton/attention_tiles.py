@@ -22,8 +22,19 @@ MAX_SPLITS = 32
 SPLIT_KEYS = 64
 """Splits begin at multiples of this many keys, a multiple of every decode tile's: with fewer keys a program would save
 less than its partial result costs, which it writes and another one reads."""
+EVEN_KEYS = 512
+"""Least keys of a split where there are programs enough without it. With 4 heads a group its partial result, 4 bytes a
+number, written and read, is then 1/64 of its keys and values of 2 bytes."""
 PROGRAMS_PER_MULTIPROCESSOR = 2
-"""Decode programs that keep a multiprocessor's memory pipeline full: each has two or three tiles of keys on the way."""
+"""Decode programs that keep a multiprocessor's memory pipeline full: each has a tile of keys and values, 16 to 32 KiB,
+on the way, and the H200's share of a multiprocessor, 36 GB/s, times a microsecond of latency is 36 KB. Every shipped
+tile of 16-bit keys lets as many or more reside (compiled: registers allow 2 on sm_90 at 128 dimensions, shared memory 2
+on sm_89). Reasoned, not measured."""
+ROUNDS = 8
+"""How many times the programs that fill a GPU a long context's batch is cut into. The last programs of a launch run
+beside idle ones, for at most the time of one program: with so many this is at most an eighth of the launch, wherever
+its waves end. More would cost the short contexts of the same batch, whose programs without keys have to come and go.
+Reasoned, not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,19 +123,51 @@ TILES: dict[Family, TileTable] = {
 
 @cache
 def processor(device: torch.device) -> Processor:
-    """Of a GPU; a CPU, which interprets, counts as a small one."""
+    """Of a GPU; a CPU, which interprets, has no multiprocessors to fill."""
     if device.type == "cpu":
-        return Processor("sm_80", 1)
+        return Processor("sm_80", 0)
     properties = torch.cuda.get_device_properties(device)
     family: Family = "amd" if torch.version.hip else "sm_90" if properties.major in (9, 10) else "sm_80"
     return Processor(family, properties.multi_processor_count)
 
 
-def decode_splits(requests: int, num_kv_heads: int, multiprocessors: int) -> int:
-    """Over how many programs the context of a decode under one key/value head is split, 1 to :data:`MAX_SPLITS`: so
-    many that every multiprocessor has work, and 1 where the batch sees to that."""
-    wanted = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors
-    return min(MAX_SPLITS, max(1, -(-wanted // (requests * num_kv_heads))))
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """Over how many programs the context of a decode under one key/value head is split."""
+
+    most: int
+    """The programs there are, 1 to :data:`MAX_SPLITS`; a short context leaves some without keys."""
+    filling: int
+    """With so many of each context the batch fills the GPU; further ones have at least :data:`EVEN_KEYS` keys."""
+
+    def used(self, keys: int) -> int:
+        """Programs that share ``keys`` visible keys, from the first multiple of :data:`SPLIT_KEYS` before them on; as
+        the kernels compute it on the device."""
+        shared_by = min(self.most, max(self.filling, keys // EVEN_KEYS))
+        length = max(1, -(-keys // (shared_by * SPLIT_KEYS))) * SPLIT_KEYS
+        return -(-keys // length)
+
+
+def decode_splits(requests: int, num_kv_heads: int, multiprocessors: int) -> Splits:
+    """How to split the contexts of so many decodes, of any length.
+
+    ::
+
+        132 multiprocessors, 8 heads      512 keys     2,048      32,768
+        1 request                        8 × 64      32 × 64    32 × 1,024
+        32 requests                      2 × 256      4 × 512    9 × 3,648
+        128 requests                     1 × 512      3 × 704    3 × 10,944
+
+    Short contexts are split until the GPU is full, and a batch that fills it leaves them whole. Long ones are split
+    further: so that the last wave of programs is a small part of the launch, and so that one long context among short
+    ones is not read by a single program while the rest of the GPU is idle. What that costs where no context is long is
+    bounded: ROUNDS times the programs that fill the GPU, which see that they have no keys and end, and the second
+    kernel's, which see that there is nothing to combine.
+    """
+    programs = requests * num_kv_heads
+    filling = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors
+    most, needed = (min(MAX_SPLITS, max(1, -(-wanted // programs))) for wanted in (ROUNDS * filling, filling))
+    return Splits(most, needed)
 
 
 def padded_head_dim(head_dim: int) -> int:

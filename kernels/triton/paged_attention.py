@@ -11,6 +11,7 @@ from kernels.spec import StepBatch
 from kernels.triton.attention_kernels import combine_splits_kernel, paged_attention_kernel
 from kernels.triton.attention_tiles import (
     Family,
+    Splits,
     attention_constants,
     attention_tile,
     combine_constants,
@@ -21,6 +22,7 @@ from kernels.triton.fp8 import fp8_bias
 
 NO_WINDOW = 2**31 - 1
 """Window of a layer that sees every key."""
+_WHOLE = Splits(1, 1)
 COMBINE_WARPS = 4
 """Warps of the kernel that combines splits."""
 
@@ -41,7 +43,7 @@ class _Operands:
     family: Family
 
 
-def _launch(operands: _Operands, *, one_token: bool, splits: int = 1) -> None:
+def _launch(operands: _Operands, *, one_token: bool, splits: Splits = _WHOLE) -> None:
     """Attention of the requests with one new token, or of those with several."""
     q, batch = operands.q, operands.batch
     num_tokens, num_heads, head_dim = q.shape
@@ -69,11 +71,11 @@ def _launch(operands: _Operands, *, one_token: bool, splits: int = 1) -> None:
     )
     tiles = requests if one_token else num_tokens // constants["QUERIES"] + requests
     # Of each decode, head and split: attention over the split's keys alone, and log2 of the sum of their 2^score.
-    scratch = (requests, num_heads, splits) if splits > 1 else (0,)
+    scratch = (requests, num_heads, splits.most) if splits.most > 1 else (0,)
     partial = torch.empty((*scratch, head_dim), dtype=torch.float32, device=q.device)
     partial_lse = torch.empty(scratch, dtype=torch.float32, device=q.device)
     log2_e = math.log2(math.e)
-    paged_attention_kernel[(tiles, num_kv_heads, splits)](
+    paged_attention_kernel[(tiles, num_kv_heads, splits.most)](
         operands.out,
         partial,
         partial_lse,
@@ -88,11 +90,12 @@ def _launch(operands: _Operands, *, one_token: bool, splits: int = 1) -> None:
         (operands.scale if softcap is None else 2.0 * operands.scale / softcap) * log2_e,
         0.0 if softcap is None else softcap * log2_e,
         operands.window,
+        splits.filling,
         **constants,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
     )
-    if splits > 1:
+    if splits.most > 1:
         combine_splits_kernel[(requests, num_heads)](
             operands.out,
             partial,
@@ -100,7 +103,8 @@ def _launch(operands: _Operands, *, one_token: bool, splits: int = 1) -> None:
             batch.query_start,
             batch.seq_lens,
             operands.window,
-            splits,
+            splits.most,
+            splits.filling,
             **combine_constants(num_heads=num_heads, head_dim=head_dim),
             num_warps=COMBINE_WARPS,
         )
@@ -131,9 +135,9 @@ def paged_attention(
     ``q`` [T, heads, head_dim] after rotary; caches [blocks, kv_heads, block_size, head_dim], contiguous, the new keys
     and values already written, of q's type or an 8-bit float, which is taken as it is, without scales. A query at
     position p sees the keys at positions > p - window; scores become softcap · tanh(score / softcap). ``splits``: of
-    the decodes' contexts, 1 to MAX_SPLITS; None: as the device and the batch's size suggest. ``family``:
-    whose tiles are used; None: the device's. Returns [T, heads,
-    head_dim] (``out`` where given); 0 for a request without a context (``seq_lens`` 0 and one token: a padding row).
+    the decodes' contexts, 1 to MAX_SPLITS; None: as the device and the batch's size suggest. ``family``: whose tiles
+    are used; None: the device's. Returns [T, heads, head_dim] (``out`` where given); 0 for a request without a context
+    (``seq_lens`` 0 and one token: a padding row).
     Any length, table or batch size runs the same compiled kernels, and only sizes of the batch decide about launches.
     """
     device = processor(q.device)
@@ -155,8 +159,10 @@ def paged_attention(
     decodes = batch.query_lens_list.count(1) if has_several and batch.query_lens_list else requests
     if decodes:
         if splits is None:
-            splits = decode_splits(decodes, key_cache.shape[1], device.multiprocessors)
-        _launch(operands, one_token=True, splits=splits)
+            cut = decode_splits(decodes, key_cache.shape[1], device.multiprocessors)
+        else:
+            cut = Splits(splits, splits)
+        _launch(operands, one_token=True, splits=cut)
     if has_several:
         _launch(operands, one_token=False)
     return operands.out

@@ -97,7 +97,7 @@ def _attention(shape: _Shape, family: Family, targets: frozenset[str], *, one_to
     types |= dict.fromkeys(("key_ptr", "value_ptr"), "*u8" if shape.is_fp8 else f"*{name}")
     types |= dict.fromkeys(("partial_ptr", "partial_lse_ptr"), "*fp32")
     types |= dict.fromkeys(("query_start_ptr", "seq_lens_ptr", "tables_ptr", "table_stride_ptr"), "*i32")
-    types |= {"num_requests": "i32", "scale": "fp32", "softcap": "fp32", "window": "i32"}
+    types |= {"num_requests": "i32", "scale": "fp32", "softcap": "fp32", "window": "i32", "filling": "i32"}
     return Configuration(
         kernel="paged_attention",
         config=" ".join(filter(None, words)),
@@ -140,7 +140,7 @@ def _combine(dtype: torch.dtype, head_dim: int, group: int) -> Configuration:
     name = TYPE_NAMES[dtype]
     requests, splits, heads = 4, 8, _KV_HEADS * group
     types = {"out_ptr": f"*{name}", "partial_ptr": "*fp32", "partial_lse_ptr": "*fp32"}
-    types |= {"query_start_ptr": "*i32", "seq_lens_ptr": "*i32", "window": "i32", "splits": "i32"}
+    types |= {"query_start_ptr": "*i32", "seq_lens_ptr": "*i32", "window": "i32", "splits": "i32", "filling": "i32"}
     moved = requests * heads * (splits * (head_dim + 1) * 4 + head_dim * dtype.itemsize)
     return Configuration(
         kernel="combine_splits",

@@ -13,9 +13,12 @@ from kernels.spec import StepBatch
 from kernels.triton.attention_kernels import combine_splits_kernel, paged_attention_kernel
 from kernels.triton.attention_tiles import (
     MAX_SPLITS,
+    PROGRAMS_PER_MULTIPROCESSOR,
+    ROUNDS,
     SPLIT_KEYS,
     TILES,
     Family,
+    Splits,
     attention_constants,
     attention_tile,
     combine_constants,
@@ -170,19 +173,49 @@ def test_a_head_dimension_without_a_tile_is_refused() -> None:
 @pytest.mark.parametrize(
     ("requests", "num_kv_heads", "multiprocessors", "splits"),
     [
-        (1, 8, 132, 32),  # one request on an H200: 264 programs wanted, 8 without splits
-        (4, 8, 132, 9),
-        (32, 8, 132, 2),
-        (33, 8, 132, 1),
-        (256, 8, 132, 1),
-        (1, 1, 1, 2),
-        (1, 3, 16, 11),
+        (1, 8, 132, Splits(32, 32)),  # one request on an H200: 264 programs fill it, 8 without splits
+        (4, 8, 132, Splits(32, 9)),
+        (32, 8, 132, Splits(9, 2)),
+        (33, 8, 132, Splits(8, 1)),
+        (128, 8, 132, Splits(3, 1)),
+        (265, 8, 132, Splits(1, 1)),
+        (1, 3, 16, Splits(32, 11)),
+        (1, 1, 0, Splits(1, 1)),
     ],
 )
-def test_splits_fill_the_device_and_no_more(
-    requests: int, num_kv_heads: int, multiprocessors: int, splits: int
-) -> None:
+def test_splits_fill_the_device(requests: int, num_kv_heads: int, multiprocessors: int, splits: Splits) -> None:
     assert decode_splits(requests, num_kv_heads, multiprocessors) == splits
+
+
+@pytest.mark.parametrize(
+    ("requests", "keys", "used"),
+    [
+        (1, 512, 8),  # 64 keys each
+        (1, 32_768, 32),
+        (32, 512, 2),
+        (32, 2048, 4),  # full with two: no fewer keys than 512 each
+        (128, 512, 1),
+        (128, 1023, 1),
+        (128, 1024, 2),
+        (128, 32_768, 3),
+    ],
+)
+def test_short_contexts_are_split_no_further_than_fills_the_device(requests: int, keys: int, used: int) -> None:
+    assert decode_splits(requests, 8, 132).used(keys) == used
+
+
+@pytest.mark.parametrize("requests", [1, 2, 8, 32, 33, 67, 128, 256])
+def test_the_last_wave_of_long_contexts_is_a_small_part_of_the_launch(requests: int) -> None:
+    """Programs of equal length, so many at a time as reside: what the last wave lacks of those that keep the memory
+    pipelines full is idle for the time of one program. Few requests have few programs, however they are split: theirs
+    end well with the two or five a multiprocessor that the tiles for 128 and 64 dimensions let reside on sm_90."""
+    heads, multiprocessors = 8, 132
+    filling = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors
+    programs = heads * requests * decode_splits(requests, heads, multiprocessors).used(32_768)
+    for residing in range(PROGRAMS_PER_MULTIPROCESSOR, 9) if requests >= 8 else (2, 5):
+        last = programs % (residing * multiprocessors)
+        idle = max(0, filling - last) if last else 0
+        assert idle / programs <= 1 / ROUNDS
 
 
 def test_a_split_is_whole_tiles() -> None:
@@ -197,6 +230,19 @@ def test_splits(splits: int, group: int, head_dim: int) -> None:
         head_dim=head_dim, group=group, num_kv_heads=1, query_lens=[1] * 5, seq_lens=lengths, splits=splits
     )
     assert error <= tolerance(FP32)
+
+
+def test_a_full_device_leaves_short_contexts_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside long ones, which are combined, they are written by their first program, and nobody else."""
+    from kernels.triton import paged_attention as module
+
+    splits = Splits(3, 1)
+    lengths = [1, 600, 1023, 1024, 1700]
+    assert [splits.used(length) for length in lengths] == [1, 1, 1, 2, 3]
+    monkeypatch.setattr(module, "decode_splits", lambda *sizes: splits)
+    shapes = {"num_kv_heads": 1, "query_lens": [1] * 5, "seq_lens": lengths}
+    assert attention_error(**shapes, splits=None) <= tolerance(FP32)
+    assert attention_error(**shapes, splits=None, window=1050) <= tolerance(FP32)
 
 
 @pytest.mark.parametrize(("window", "block_size"), [(1, 16), (64, 16), (65, 64), (100, 16), (250, 64)])
@@ -225,9 +271,9 @@ def test_the_two_launches_write_disjoint_rows(monkeypatch: pytest.MonkeyPatch) -
     launch = module._launch
     for kept, rows in ((True, [0, 10]), (False, list(range(1, 10)))):
 
-        def only(operands: object, *, one_token: bool, splits: int = 1, kept: bool = kept) -> None:
+        def only(operands: object, *, one_token: bool, splits: object = None, kept: bool = kept) -> None:
             if one_token is kept:
-                launch(operands, one_token=one_token, splits=splits)  # type: ignore[arg-type]
+                launch(operands, one_token=one_token, **({} if splits is None else {"splits": splits}))  # type: ignore[arg-type]
 
         monkeypatch.setattr(module, "_launch", only)
         out = torch.full_like(q, math.nan)
@@ -262,7 +308,7 @@ def test_splits_without_keys_are_not_read() -> None:
     ends = [torch.tensor(each, dtype=torch.int32) for each in ([0, 1], [150])]
     out = torch.full((1, 2, 64), math.nan)
     constants = combine_constants(num_heads=2, head_dim=64)
-    combine_splits_kernel[(1, 2)](out, partial, lse, *ends, NO_WINDOW, 8, **constants)
+    combine_splits_kernel[(1, 2)](out, partial, lse, *ends, NO_WINDOW, 8, 8, **constants)
     shares = torch.softmax(lse[0, :, :3] * math.log(2), dim=-1)
     assert largest_error(out[0], (partial[0, :, :3] * shares[:, :, None]).sum(1)) <= tolerance(FP32)
 
