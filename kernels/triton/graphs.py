@@ -14,7 +14,8 @@ result holds until the next replay, of whatever size.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -58,7 +59,6 @@ class CudaCapture:
     def __init__(self, device: torch.device) -> None:
         # One stream for all: what the products' library sets aside for a stream is then shared too.
         self._stream = torch.cuda.Stream(device)
-        self._broken: list[torch.cuda.CUDAGraph] = []
 
     def record(self, run: Callable[[], torch.Tensor], beside: Recording | None) -> CudaRecording:
         """Raises whatever ``run`` or the driver does; the current stream is as before then."""
@@ -74,22 +74,28 @@ class CudaCapture:
             self._stream.synchronize()
             # The first recording of a process makes the random generator's tensors, which everybody's recordings write
             # to, also those that are made outside inference mode. Other threads may allocate meanwhile.
-            with torch.inference_mode(False):
+            with _kept_if_it_fails(graph), torch.inference_mode(False):
                 graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 output = run()
             finally:
-                self._end(graph)
+                with _kept_if_it_fails(graph):
+                    graph.capture_end()
         current.wait_stream(self._stream)
         return CudaRecording(graph, output)
 
-    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
-        try:
-            graph.capture_end()
-        except Exception:
-            # The allocator goes on asking a graph that could not be ended what it records, so it stays.
-            self._broken.append(graph)
-            raise
+
+_broken: list[torch.cuda.CUDAGraph] = []
+
+
+@contextmanager
+def _kept_if_it_fails(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    """The allocator goes on asking a graph whose recording could not begin or end what it records: so it stays."""
+    try:
+        yield
+    except Exception:
+        _broken.append(graph)
+        raise
 
 
 def graph_sizes(max_requests: int) -> list[int]:

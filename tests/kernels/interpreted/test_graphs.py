@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+import kernels.triton.graphs as graphs
 from kernels.cpu.backend import CpuBackend
 from kernels.sampling import SamplingBatch, SamplingRow
 from kernels.spec import DecoderSpec, HostStep, StepLimits
@@ -271,3 +274,43 @@ def test_inputs_are_what_the_host_laid_out(room: StepLimits) -> None:
         assert step.batch.table_stride is not None and step.batch.table_stride.tolist() == [WIDTH]
         assert step.token_source.tolist() == [-1, 1, 0]
         assert all(torch.equal(step.columns[name], torch.from_numpy(array)) for name, array in columns.items())
+
+
+@pytest.mark.parametrize(
+    ("failing", "events", "num_kept"),
+    [
+        ("", "run begin run end", 0),
+        ("begin", "run begin", 1),
+        ("end", "run begin run end", 1),
+        ("run", "run begin run end", 0),
+    ],
+)
+def test_a_driver_that_refuses(failing: str, events: str, num_kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that the allocator still asks is kept; one that ended is not, and neither does anything stay begun."""
+    done: list[str] = []
+
+    def note(event: str) -> None:
+        done.append(event)
+        if event == failing and (event != "run" or done.count("run") == 2):
+            raise RuntimeError(event)
+
+    def begin(**_: object) -> None:
+        assert not torch.is_inference_mode_enabled()
+        note("begin")
+
+    def run() -> torch.Tensor:
+        assert torch.is_inference_mode_enabled()
+        note("run")
+        return torch.zeros(1)
+
+    graph = SimpleNamespace(capture_begin=begin, capture_end=lambda: note("end"))
+    stream = SimpleNamespace(device=None, wait_stream=lambda _: None, synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: stream)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(graphs, "_broken", [])
+    with torch.inference_mode(), pytest.raises(RuntimeError, match=failing) if failing else nullcontext():
+        graphs.CudaCapture(torch.device("cuda")).record(run, None)
+    assert " ".join(done) == events
+    assert graphs._broken == [graph] * num_kept
