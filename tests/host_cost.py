@@ -75,7 +75,7 @@ def measure(requests: int, context: int, steps: int, temperature: float) -> tupl
     for number in range(requests):
         params = SamplingParams(max_tokens=steps + 100, temperature=temperature)
         core.add_request(number, [TOKEN] * context, params)
-    while core.num_requests and any(request.num_output_tokens < 2 for request in core._requests.values()):
+    while core.num_requests and any(request.num_output_tokens < 2 for request in core._roster.requests.values()):
         core.step()
     whole, launching = [], []
     for _ in range(steps):

@@ -70,6 +70,12 @@ def test_the_rehearsal_passes_where_little_is_installed(tmp_path: Path) -> None:
 def test_without_a_gpu_it_says_so() -> None:
     done = _run(["--only", "environment"], {"CUDA_VISIBLE_DEVICES": ""})
     assert done.returncode == 2 and "--rehearsal" in done.stdout
+    assert done.stdout.startswith("There is no GPU to check here (torch ") and done.stdout.count("\n") == 1
+
+
+def test_a_file_that_cannot_be_written_is_found_out_before_the_work(tmp_path: Path) -> None:
+    done = _run(["--rehearsal", "--json", str(tmp_path / "no" / "out.json")])
+    assert done.returncode == 2 and "there is no folder" in done.stderr and not done.stdout
 
 
 def test_an_unknown_section_is_wrong_usage() -> None:
