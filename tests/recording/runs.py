@@ -56,6 +56,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "static": {"discipline": "static"},
     "orca": {"discipline": "orca"},
     "drafts": {"speculative": "ngram"},
+    "overlap": {"overlap": True},
 }
 
 
