@@ -172,22 +172,22 @@ def run_sections(run: Run, sections: list[str], seconds: float) -> None:
 
 
 def side_by_side(lanes: list[Lane]) -> None:
-    """Raises the first of their NoGpuErrors."""
-    missing: list[NoGpuError] = []
+    """Raises the first of what they raise, when all have ended."""
+    raised: list[Exception] = []
 
     def run(lane: Lane) -> None:
         try:
             lane.run()
-        except NoGpuError as error:
-            missing.append(error)
+        except Exception as error:
+            raised.append(error)
 
     threads = [threading.Thread(target=run, args=(lane,)) for lane in lanes]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    if missing:
-        raise missing[0]
+    if raised:
+        raise raised[0]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -208,6 +208,20 @@ def test_a_card_for_one_process_at_a_time_gets_one(monkeypatch: pytest.MonkeyPat
     assert lanes == [["environment", "ceilings"], ["ids", "kernels"], ["decode", "rates", "prefill", "swap"]]
 
 
+def test_what_goes_wrong_beside_others_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+
+    def run(self: Lane) -> None:
+        if self.items == ["ids"]:
+            raise OSError("no process can be started")
+        ended.append(self.items[0])
+
+    monkeypatch.setattr(Lane, "run", run)
+    with pytest.raises(OSError, match="no process"):
+        gpu_check.run_sections(gpu_check.Run(rehearsal=False), ["ids", "kernels"], 290.0)
+    assert ended
+
+
 @pytest.mark.parametrize("rehearsal", [True, False])
 @pytest.mark.parametrize("detail", [float("nan"), object()])
 def test_what_json_has_no_word_for_shows_in_a_rehearsal_too(rehearsal: bool, detail: object) -> None:

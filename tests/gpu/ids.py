@@ -1,7 +1,7 @@
 """The engine's ids on the card against those of Transformers on the processor, both in float32.
 
 The starter's architecture with random weights, greedy. "The same" is: equal, or differing only from a token on where
-the reference's own first two logits lie within 1e-4 of each other. Both kinds of answers are counted. Every way in
+the reference's own first two logits lie within 2e-4 of each other. Both kinds of answers are counted. Every way in
 which the engine may compute an answer is gone through: alone, batched, in chunks, computed again after a preemption,
 swapped out and in, with recorded steps and overlap on and off.
 """
@@ -25,7 +25,8 @@ from tests.gpu.models import STARTER, TINY, Shape, library_model, random_weights
 LENGTHS = (1, 15, 16, 17, 33, 47, 70)
 """Of the prompts: on both sides of blocks' edges, and longer than a chunk."""
 OUTPUT = 40
-GAP = 1e-4
+GAP = 2e-4
+"""In float32 the difference of two of this model's logits is off by up to 6e-5, against float64; here both are."""
 REFERENCE_THREADS = 8
 """More gain nothing with so small a model; where a container has fewer cores than it sees, they wait for each other."""
 _SIZES = Sizes(num_blocks=60, block_size=16, max_num_seqs=8, token_budget=512, max_model_len=128)
