@@ -357,8 +357,8 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     kinds: list[int]
     """:class:`RowKind` of each row."""
     new_tokens: list[int]
-    """Output tokens that this step gave it: 0 in the middle of a prefill. Of a step that stays in flight these are under
-    way, and clients get them with the next."""
+    """Output tokens that this step gave it: 0 in the middle of a prefill. Of a step that stays in flight these are
+    under way, and clients get them with the next."""
     # Gauges after the step.
     num_running: int
     num_waiting: int

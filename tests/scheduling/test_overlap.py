@@ -78,8 +78,9 @@ def test_the_crowd_is_preempted_and_swapped() -> None:
 
 @pytest.mark.parametrize("case", PAIRWISE, ids=name_of)
 def test_random_traffic(case: Any) -> None:
-    """Aborts in every state, failures, knobs that change, drafts that come and go (:mod:`tests.scheduling.traces`)."""
-    run(case, 11, num_requests=25, overlap=True)
+    """Aborts in every state, failures, pauses, knobs that change, drafts that come and go
+    (:mod:`tests.scheduling.traces`)."""
+    run(case, 11, num_requests=25, overlap=True, failures=0.05, pauses=0.1)
 
 
 def _stopping(overlap: bool, **settings: Any) -> tuple[EngineProbe, list[int]]:

@@ -197,9 +197,10 @@ def run_trace(
     changes: float = 0.0,
     ranks: float = 0.0,
     shortages: float = 0.0,
+    pauses: float = 0.0,
     **settings: Any,
 ) -> Trace:
-    """``aborts``, ``failures``, ``changes``, ``ranks`` and ``shortages`` are probabilities a step."""
+    """``aborts``, ``failures``, ``changes``, ``ranks``, ``shortages`` and ``pauses`` are probabilities a step."""
     trace = start_trace(seed, **settings)
     rng, core = trace.rng, trace.probe.core
     while len(trace.asked) < num_requests or core.has_work:
@@ -218,6 +219,8 @@ def run_trace(
             trace.rank()
         if rng.random() < shortages:
             trace.run_short()
+        if pauses and rng.random() < pauses:
+            trace.probe.take_in()
         if trace.probe.step().notice:
             trace.probe.step()  # not twice in a row: two steps that compute nothing would be no progress
         trace.runner.during = trace.runner.shortage = None
