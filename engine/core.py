@@ -110,6 +110,8 @@ class EngineCore:
         self._overlaps = overlap
         self._recovery = PoolRecovery(resize_pool)
         self._in_flight: InFlight | None = None
+        self._landed_at = 0.0
+        """When tokens of the step before arrived, until a record tells; 0: none did."""
         self._step = 0
         self._last_time = 0.0
         self._last_totals = RunTotals()
@@ -238,7 +240,7 @@ class EngineCore:
         timings = step_timings(result, early, late, began, scheduled, executed, updated, self._clock())
         ended_at = began + timings.total
         for row in update.first_rows:
-            self._roster.start_branches(plan.requests[row], ended_at)
+            self._roster.start_branches(plan.requests[row], None if flying else ended_at)
         room = self._scheduler.room()
         left = self._scheduler.settle({plan.requests[row]: reason for row, reason in update.ended.items()})
         if flying:
@@ -282,7 +284,8 @@ class EngineCore:
         now = self._clock()
         if result is None:
             return Landed(self._withdraw(step, now), waited=now - begin, seconds=self._clock() - begin)
-        update, errors = arrived(step, result, roster.requests), dict(result.errors)
+        update, errors = arrived(step, result, roster.requests, now), dict(result.errors)
+        self._landed_at = now if any(update.new_tokens) else 0.0
         scheduler.counters.output_tokens -= sum(row in update.ended for row in errors)  # expected, and no token
         texts = roster.answers.read(plan, update, errors, scheduler.drop_output)
         left = [request for request in step.left if request.request_id in roster.requests]
@@ -326,7 +329,7 @@ class EngineCore:
         if self._recovery.shortage:
             return self._recover(began, done, given)
         told = self._scheduler.counters.snapshot() == self._last_totals  # one that was under way may not have come
-        if told and not self._scheduler.events and not outputs:  # tokens that arrive were told when they were under way
+        if told and not self._scheduler.events and not outputs and not self._landed_at:
             return StepResult(None, given)
         return StepResult(self._record(began, StepTimings(done - began), None), given)
 
@@ -357,7 +360,10 @@ class EngineCore:
         self._step += 1
         self._last_time = began
         columns = record_columns(*done) if done is not None else empty_columns()
-        record = step_record(self._scheduler, self._step, began, timings, columns, room)
+        flying, landed_at, self._landed_at = self._in_flight is not None, self._landed_at, 0.0
+        record = step_record(
+            self._scheduler, self._step, began, timings, columns, room, in_flight=flying, landed_at=landed_at
+        )
         self._last_totals = record.totals
         return record
 

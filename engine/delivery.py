@@ -170,6 +170,9 @@ def step_record(
     timings: StepTimings,
     columns: dict[str, list[int]],
     room: tuple[int, int, int],
+    *,
+    in_flight: bool,
+    landed_at: float,
 ) -> StepRecord:
     """The record of ``step``, as ``scheduler`` is after it; takes its events. ``room``: what
     :meth:`engine.scheduling.scheduler.Scheduler.room` said before answers left."""
@@ -191,6 +194,8 @@ def step_record(
         host_blocks_used=memory.host.num_used,
         reserved_tokens=room[1],
         tail_tokens=room[2],
+        in_flight=in_flight,
+        landed_at=landed_at,
     )
 
 

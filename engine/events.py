@@ -357,8 +357,8 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     kinds: list[int]
     """:class:`RowKind` of each row."""
     new_tokens: list[int]
-    """Output tokens that this step gave it: 0 in the middle of a prefill. Of a step that stays in flight these are
-    under way, and clients get them with the next."""
+    """Output tokens that this step gave it: 0 in the middle of a prefill. Where the step is ``in_flight``, these are
+    under way; when clients got them :mod:`engine.handout` says."""
     # Gauges after the step.
     num_running: int
     num_waiting: int
@@ -384,6 +384,10 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     """KV slots in blocks that running requests hold and have not begun to fill, while the step ran."""
     tail_tokens: int = 0
     """Empty KV slots in the blocks that running requests have begun to fill, while the step ran."""
+    in_flight: bool = False
+    """Whether the step was still computed when its record was written: its tokens had yet to arrive."""
+    landed_at: float = 0.0
+    """When the tokens of the record before arrived, engine clock; 0: none did."""
 
     @property
     def end(self) -> float:

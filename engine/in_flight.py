@@ -14,8 +14,9 @@ their values is seen late: an answer that ends by a stop token, a stop string or
 which is dropped by its epoch.
 
 An answer that reaches its limit has left the scheduler when its last token arrives; had that been a stop token, or not
-come, the client is told so, while the event says ``length``. Records count tokens when they are under way; one that
-does not come is taken off the totals of the next record, which is made for that where there would be none.
+come, the client is told so, while the event says ``length``. Records count tokens when they are under way, and the
+next one, made for that where there would be none, tells when they arrived (:mod:`engine.handout`); one that does not
+come is taken off its totals.
 """
 
 from __future__ import annotations
@@ -95,9 +96,9 @@ def under_way(step: InFlight, alive: Container[int]) -> Iterator[int]:
             yield row
 
 
-def arrived(step: InFlight, result: ModelRunnerOutput, alive: Container[int]) -> StepUpdate:
-    """What a step gave: its tokens are put in the places of those :func:`under_way`. ``ended`` has every answer that is
-    over: as it was expected, or by its token."""
+def arrived(step: InFlight, result: ModelRunnerOutput, alive: Container[int], now: float) -> StepUpdate:
+    """What a step gave: its tokens are put, ``now``, in the places of those :func:`under_way`. ``ended`` has every
+    answer that is over: as it was expected, or by its token."""
     update = StepUpdate([[] for _ in step.plan.requests], step.update.num_computed)
     for row in under_way(step, alive):
         request = step.plan.requests[row]
@@ -107,6 +108,8 @@ def arrived(step: InFlight, result: ModelRunnerOutput, alive: Container[int]) ->
             continue
         (token,) = result.token_ids[row]
         request.token_ids[-1] = token
+        if request.first_token_time is None:
+            request.first_token_time = now
         update.new_tokens[row] = [token]
         if token in request.stop_token_ids and request.num_tokens >= request.min_length:
             update.ended[row] = FinishReason.STOP

@@ -20,6 +20,7 @@ from engine.events import (
     Reprioritised,
     StepRecord,
 )
+from engine.handout import Handout, Handouts
 from engine.request import FinishReason
 
 
@@ -77,10 +78,12 @@ class RequestLog:
         self._withholds = False
         """Whether answers are handed out when their batch ends."""
         self._withheld: dict[int, int] = {}
-        """Tokens that clients have yet to get, by request."""
+        """Tokens that are held back for a batch, by request."""
+        self._handouts = Handouts()
 
     def restore(self, keyframe: Keyframe) -> None:
         """Begin with this state, or go on with it behind a gap: what happened to a request meanwhile is not known."""
+        self._handouts.restore(keyframe)
         alive = {request.request_id for request in keyframe.requests}
         for request_id in [i for i in self.open if i not in alive]:
             self._leave(self.open[request_id], "", keyframe.time, keyframe.step)
@@ -93,31 +96,33 @@ class RequestLog:
                 known.earlier_first_token = request.first_token_time
             known.admitted = request.admitted_time
             known.cached_tokens, known.preemptions = request.cached_tokens, request.preemptions
-            known.earlier_tokens = request.output_tokens - len(known.token_times)
+            under_way = self._handouts.under_way(request.request_id)
+            known.earlier_tokens = request.output_tokens - len(known.token_times) - under_way
         scheduler = keyframe.scheduler
         self._withholds = withholds_answers(keyframe.discipline, scheduler.static_delivery if scheduler else "batch")
         self._withheld.clear()
         self.end = max(self.end, keyframe.time)
 
     def apply(self, record: StepRecord) -> None:
-        ended_at = record.end
-        last: list[Ended | Finished] = []
         for event in record.events:
-            if isinstance(event, Ended | Finished):
-                last.append(event)  # the row of this step comes first
-            else:
+            if not isinstance(event, Ended | Finished):  # the row of this step comes first
                 self._event(event, record)
-        for request_id, new in zip(record.request_ids, record.new_tokens, strict=True):
+        for given in self._handouts.apply(record):
+            self._take(given, record)
+        self.end = max(self.end, record.end)
+
+    def _take(self, given: Handout, record: StepRecord) -> None:
+        for request_id, new in zip(given.request_ids, given.new_tokens, strict=True):
             request = self.open.get(request_id) if new else None
             if request is None:
                 continue
             if self._withholds:
                 self._withheld[request_id] = self._withheld.get(request_id, 0) + new
             else:
-                request.token_times += [ended_at] * new
-        for event in last:
-            self._end(event, record, ended_at)
-        self.end = max(self.end, ended_at)
+                request.token_times += [given.time] * new
+        for event in given.ends:
+            at = record.time if event.reason == FinishReason.ABORT else given.time
+            self._end(event, given.step, at)
 
     def _event(self, event: AnyEvent, record: StepRecord) -> None:
         if isinstance(event, Arrived):
@@ -146,17 +151,10 @@ class RequestLog:
                 self._withdraw(request_id)
 
     def _withdraw(self, request_id: int) -> None:
-        """The last token of a request did not come."""
+        """The last token of a request did not come. Only one from before the recording was counted by then."""
         request = self.open.get(request_id)
-        if request is None:
-            return
-        if self._withheld.get(request_id):
-            self._withheld[request_id] -= 1
-        elif request.token_times:
-            del request.token_times[-1]
-        else:
+        if request is not None and not self._handouts.under_way(request_id):
             request.earlier_tokens -= 1
-            request.earlier_first_token = request.earlier_first_token if request.earlier_tokens else None
 
     def _change(self, event: Admitted | Preempted | Reprioritised, record: StepRecord) -> None:
         request = self.open.get(event.request_id)
@@ -170,15 +168,14 @@ class RequestLog:
         elif not event.resumed:
             request.admitted, request.cached_tokens = record.time, event.cached_tokens
 
-    def _end(self, event: Ended | Finished, record: StepRecord, ended_at: float) -> None:
+    def _end(self, event: Ended | Finished, step: int, at: float) -> None:
         request = self.open.get(event.request_id)
         if request is None:
             return
         if isinstance(event, Ended):
-            request.ended_step, request.finish_reason = record.step, event.reason
-            return
-        at = record.time if event.reason == FinishReason.ABORT else ended_at
-        self._leave(request, event.reason, at, record.step)
+            request.ended_step, request.finish_reason = step, event.reason
+        else:
+            self._leave(request, event.reason, at, step)
 
     def _leave(self, request: RecordedRequest, reason: str, at: float, step: int) -> None:
         self.open.pop(request.request_id, None)

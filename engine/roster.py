@@ -50,8 +50,9 @@ class Roster:
         """Those that wait for another's first token, and are in no queue."""
         return [branch for request in self.requests.values() for branch in request.branches]
 
-    def start_branches(self, request: Request, now: float) -> None:
-        """A request has its first token: its prompt is computed, and further answers to it may begin."""
+    def start_branches(self, request: Request, now: float | None) -> None:
+        """The prompt of a request is computed, and further answers to it may begin. ``now``: when its first token was
+        there; None: it is under way."""
         request.first_token_time = now
         for branch in request.branches:
             self._scheduler.add(branch)

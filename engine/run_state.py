@@ -44,6 +44,7 @@ from engine.events import (
     SwappedIn,
     SwappedOut,
 )
+from engine.handout import ended_by_rows
 from engine.request import FinishReason, RequestStatus
 
 FINISHED_KEPT = 2_000
@@ -83,6 +84,10 @@ class RunState:
         self.last_record: StepRecord | None = None
         self.missed_steps = 0
         """Steps whose records were replaced by a keyframe."""
+        self._last_tokens_due: list[RequestState] = []
+        """Finished ones whose last tokens have yet to arrive."""
+        self._ended_by_rows: frozenset[int] = frozenset()
+        """Of a step in flight, or in which one landed, :func:`engine.handout.ended_by_rows`."""
         self._blocks = BlockState(0)
 
     # Blocks -----------------------------------------------------------------------------------------------------
@@ -159,6 +164,7 @@ class RunState:
         self.order, self.preemption = keyframe.order, keyframe.preemption
         self.batch, self.scheduler = keyframe.batch, keyframe.scheduler
         self.last_record = None
+        self._last_tokens_due = []
         self._blocks = BlockState(keyframe.num_blocks)
         self.requests = {}
         for request in sorted(keyframe.requests, key=lambda r: (r.arrival_time, r.request_id)):
@@ -196,6 +202,7 @@ class RunState:
         """Advance by one step."""
         self.step, self.time = record.step, record.time
         self.token_budget, self.totals = record.token_budget, record.totals
+        self._land(record)
         ends: list[Ended | Finished] = []
         for event in record.events:
             if isinstance(event, Ended | Finished):
@@ -206,6 +213,19 @@ class RunState:
         for event in ends:
             self._apply_event(event, record)
         self.last_record = record
+
+    def _land(self, record: StepRecord) -> None:
+        """The tokens of the step before have arrived, or do not come."""
+        due, self._last_tokens_due = self._last_tokens_due, []
+        if record.in_flight or record.landed_at:
+            self._ended_by_rows = ended_by_rows(record)
+        if not record.landed_at:
+            return
+        for request in (*self.requests.values(), *due):
+            if request.output_tokens and request.first_token_time is None:
+                request.first_token_time = record.landed_at
+        for request in due:
+            request.finished_time = record.landed_at
 
     def _apply_event(self, event: AnyEvent, record: StepRecord) -> None:
         _HANDLERS[type(event)](self, event, record)
@@ -219,7 +239,7 @@ class RunState:
             request.num_computed = computed
             if new:
                 request.output_tokens += new
-                if request.first_token_time is None:
+                if request.first_token_time is None and not record.in_flight:
                     request.first_token_time = ended_at
 
     def _arrive(self, event: Arrived, record: StepRecord) -> None:
@@ -354,7 +374,6 @@ class RunState:
         for request_id in event.withdrawn:
             if (known := self.requests.get(request_id)) is not None:
                 known.output_tokens -= 1
-                known.first_token_time = known.first_token_time if known.output_tokens else None
 
     def _reject(self, event: Rejected, record: StepRecord) -> None:
         self.requests.pop(event.request_id, None)
@@ -380,6 +399,11 @@ class RunState:
         request.output_tokens = event.output_tokens
         aborted = event.reason == FinishReason.ABORT
         request.finished_time = record.time if aborted else record.end
+        own = request.request_id in self._ended_by_rows
+        if record.in_flight and own:
+            self._last_tokens_due.append(request)
+        elif record.landed_at and not own and not aborted:
+            request.finished_time = record.landed_at
         self.finished.append(request)
 
 

@@ -3,7 +3,8 @@
 TTFT is the end of the step that gave a request its first token, less its arrival. ITL is the time between the ends of
 two steps that gave it tokens, divided by the tokens of the second; where records are missing no gap is taken. E2EL is
 the end of the step with which its answer was handed out, less its arrival: in a static batch that is the batch's end,
-unless each row is handed out as it is made. What was aborted or refused has none.
+unless each row is handed out as it is made. What was aborted or refused has none. A step that stays in flight gives its
+tokens, and ends answers, when they arrive (:mod:`engine.handout`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from engine.events import (
     Reprioritised,
     StepRecord,
 )
+from engine.handout import Handout, Handouts
 from engine.request import FinishReason
 
 GAPS_KEPT = 65_536
@@ -45,6 +47,7 @@ class Latency:
         """Engine clock at the end of the last step."""
         self._step = 0
         self._rows_as_made = False
+        self._handouts = Handouts()
         self._forget_requests()
 
     def _forget_requests(self) -> None:
@@ -70,6 +73,7 @@ class Latency:
             self.end = 0.0
         self._step = keyframe.step
         self._forget_requests()
+        self._handouts.restore(keyframe)
         for request in keyframe.requests:
             row = self._open(request.request_id, request.arrival_time, request.priority)
             self._begun[row] = request.first_token_time is not None
@@ -78,22 +82,23 @@ class Latency:
 
     def apply(self, record: StepRecord) -> None:
         self._step = record.step
-        ended = record.end
-        ends: list[Ended | Finished | Rejected] = []
         for event in record.events:
-            if isinstance(event, Ended | Finished | Rejected):
-                ends.append(event)  # its tokens of this step come first
-            else:
+            if not isinstance(event, Ended | Finished):  # its tokens of this step come first
                 self._event(event)
-        if math.isfinite(ended):
-            self.end = max(self.end, ended)
-            self._take_tokens(record, self.end)
-        for event in ends:
-            self._close(event)
+        for given in self._handouts.apply(record):
+            if math.isfinite(given.time):
+                self.end = max(self.end, given.time)
+                self._take_tokens(given, self.end)
+            for event in given.ends:
+                self._close(event)
+        if math.isfinite(record.end):
+            self.end = max(self.end, record.end)
 
     def _event(self, event: AnyEvent) -> None:
         if isinstance(event, Arrived):
             self._open(event.request_id, event.arrival_time, event.priority)
+        elif isinstance(event, Rejected):
+            self._close(event)
         elif isinstance(event, Reprioritised):
             row = self._row_of.get(event.request_id)
             if row is not None:
@@ -129,16 +134,16 @@ class Latency:
             self._batch, self._batch_rows = list(request_ids), np.array(rows, dtype=np.int64)
         return self._batch_rows
 
-    def _take_tokens(self, record: StepRecord, ended: float) -> None:
-        tokens = np.array(record.new_tokens, dtype=np.int64)
+    def _take_tokens(self, given: Handout, ended: float) -> None:
+        tokens = np.array(given.new_tokens, dtype=np.int64)
         got = np.flatnonzero(tokens)
         if not len(got):
             return
-        rows = self._rows(record.request_ids)[got]
+        rows = self._rows(given.request_ids)[got]
         fresh = np.flatnonzero(~self._begun[rows])
         if len(fresh):
             new = rows[fresh]
-            ids = np.array(record.request_ids, dtype=np.int64)[got][fresh]
+            ids = np.array(given.request_ids, dtype=np.int64)[got][fresh]
             self._add(self.ttft, ended, ended - self._arrival[new], self._priority[new], ids)
             self._begun[new] = True
         self._add_gaps(ended, (ended - self._last_token[rows]) / tokens[got], self._priority[rows])

@@ -233,9 +233,6 @@ class Scheduler:
             self.drop_swapped(request, "memory ran out in the step")
         before = self.memory.num_blocks
         self.memory.renew(num_blocks)
-        for request in withdrawn:
-            if request.num_output_tokens == 0:
-                request.first_token_time = None
         self.events.append(PoolShrunk(num_blocks, before, cause, [request.request_id for request in withdrawn]))
 
     def _lose(self, request: Request) -> None:

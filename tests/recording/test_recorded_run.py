@@ -102,8 +102,7 @@ UNKNOWN = {"rows_read", "rows_clipped", "rows_rejected", "rejections", "start_ti
 """What is of the file that the workload came from, or of when the client got round to sending."""
 
 
-# With overlap clients get tokens a step later than records count them.
-@pytest.mark.parametrize("knobs", [knobs for knobs in KNOBS if knobs != "overlap"])
+@pytest.mark.parametrize("knobs", KNOBS)
 def test_a_recording_tells_what_the_benchmark_told(knobs: str, path: Path) -> None:
     core = timed_core(**KNOBS[knobs])
     told, _ = run_workload(core, WORKLOAD, RunRecording(path))

@@ -9,10 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from app.scope.latency import Latency
 from engine.config import DISCIPLINES
 from engine.core import EngineCore
-from engine.events import Finished, Preempted, RowKind, SwappedIn
+from engine.events import Finished, Preempted, RowKind, StepTimings, SwappedIn
+from engine.recorded_requests import RecordedRequest, RequestLog
 from engine.request import PENDING, SamplingParams
+from engine.run_state import RunState
 from engine.scheduling.plan import SchedulerOutput
 from tests.oracles import EngineProbe, KVCheckingRunner, assert_pool_whole, cold_answer, make_core
 from tests.scheduling.pairs import name_of
@@ -37,11 +40,11 @@ def _probe(seed: int, *, overlap: bool, **settings: Any) -> EngineProbe:
 
 
 def _decisions(probe: EngineProbe) -> list[bytes]:
-    """The records but for their times."""
-    plain = [
-        msgspec.structs.replace(record, time=0.0, timings=type(record.timings)(), events=[]) for record in probe.records
-    ]
-    events = [[_timeless(event) for event in record.events] for record in probe.records]
+    """The records but for their times; those that tell of nothing but a landing are left out."""
+    records = [record for record in probe.records if record.request_ids or record.events]
+    nothing = {"step": 0, "time": 0.0, "timings": StepTimings(), "events": [], "in_flight": False, "landed_at": 0.0}
+    plain = [msgspec.structs.replace(record, **nothing) for record in records]
+    events = [[_timeless(event) for event in record.events] for record in records]
     return [msgspec.json.encode(pair) for pair in zip(plain, events, strict=True)]
 
 
@@ -133,7 +136,7 @@ def test_nothing_is_known_before_it_arrives() -> None:
     assert isinstance(third.record and third.record.events[-1], Finished), "its length is known, its last token is not"
     assert core.has_work and core.num_requests == 1
     last = core.step()
-    assert last.record is None and not core.has_work
+    assert last.record is not None and last.record.request_ids == [] == last.record.events and not core.has_work
     assert [output.finish_reason for output in last.outputs] == ["length"]
 
 
@@ -162,6 +165,43 @@ def test_who_pauses_sees_everything() -> None:
     assert len(probe.answers[request_id].token_ids) == 1 and not probe.core.has_notes
     result = probe.core.step(overlap=False)
     assert [len(output.token_ids) for output in result.outputs] == [1]
+
+
+@pytest.mark.parametrize("discipline", DISCIPLINES)
+def test_records_tell_when_clients_got_tokens_and_ends(discipline: str) -> None:
+    """Also of answers of one token, which have left when it arrives, and of those that a stop token ends."""
+    stops = frozenset(range(0, 1_000, 4))
+    core = _core(overlap=True, eos_token_ids=stops, discipline=discipline, num_blocks=24, block_size=4, max_num_seqs=4)
+    state, gone, latency, rng = RunState(), list[RecordedRequest](), Latency(), random.Random(5)
+    log = RequestLog(gone.append)
+    folds = (state, log, latency)
+    for fold in folds:
+        fold.restore(core.keyframe())
+    for i in range(1, 25):
+        core.add_request(
+            i, [rng.randrange(900) for _ in range(rng.randint(1, 12))], SamplingParams(max_tokens=i % 7 + 1)
+        )
+    got: dict[int, list[float]] = {i: [] for i in range(1, 25)}
+    ended = {}
+    while core.has_work:
+        result = core.step(overlap=rng.random() < 0.9)
+        for output in result.outputs:
+            got[output.request_id] += [output.time] * len(output.token_ids)
+            if output.finish_reason is not None:
+                ended[output.request_id] = output.time
+        for fold in folds if result.record is not None else ():
+            fold.apply(result.record)
+    assert {request.request_id: request.token_times for request in gone} == got
+    assert {request.request_id: request.finished for request in gone} == ended
+    assert {request.request_id: request.finished_time for request in state.finished} == ended
+    ttft, e2el = (samples.between(-1, 10**9) for samples in (latency.ttft, latency.e2el))
+    arrivals = {request.request_id: request.arrival for request in gone}
+    assert sorted(e2el.values) == sorted(ended[i] - arrivals[i] for i in ended)
+    if discipline != "static":  # where tokens are made before their batch is handed out
+        assert {request.request_id: request.first_token_time for request in state.finished} == {
+            i: times[0] for i, times in got.items()
+        }
+        assert sorted(ttft.values) == sorted(times[0] - arrivals[i] for i, times in got.items())
 
 
 class _Watching(KVCheckingRunner):
