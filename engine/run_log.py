@@ -22,6 +22,10 @@ class RunLog:
         self._failed = failed
         self._writer: RunWriter | None = None
 
+    @property
+    def writes(self) -> bool:
+        return self._writer is not None
+
     def open(
         self, path: str | Path, header: RunHeader, keyframe: Keyframe, limit_bytes: int = DEFAULT_LIMIT_BYTES
     ) -> None:

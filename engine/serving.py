@@ -153,6 +153,8 @@ class EngineLoop:
             except queue.Empty:
                 break
             if isinstance(command, Shutdown):
+                if self._log.writes and self.core.has_notes:  # the texts of a step in flight; nobody else wants them
+                    self._log.add(self.core.take_in(), self.core.keyframe)
                 return False
             self._obey(command)
             wait = False
@@ -217,6 +219,8 @@ class EngineLoop:
         self._send(Paced(paused))
 
     def _record(self, command: Record) -> None:
+        if self.core.has_notes:  # a file ends, and begins, with nothing in flight
+            self._tell(self.core.take_in())
         self._log.close()
         if command.path:
             config = dataclasses.replace(self.loaded.config, scheduler=self.scheduler)
