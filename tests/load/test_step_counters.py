@@ -208,7 +208,7 @@ def test_a_pool_that_shrank_in_a_run_is_told_with_it() -> None:
     for record in probe.records:
         counted.add(record)
     summary = counted.summary()
-    assert summary["pool_shrinks"] == [{"num_blocks": 40, "before": 50, "cause": "MemoryError"}]
+    assert summary["pool_shrinks"] == [{"num_blocks": 40, "before": 50, "cause": "MemoryError", "withdrawn": []}]
     assert summary["kv_blocks_total"] == 50
     (fault,) = run_faults({"failure": "", "failed": 0, **summary})
     assert fault == "memory ran out in 1 step (MemoryError), and the pool shrank from 50 to 40 KV blocks"
