@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from engine.events import BatchEnded, Ended, Finished, Keyframe, StepRecord
+from engine.events import BatchEnded, BatchStarted, Ended, Finished, Keyframe, StepRecord
 from engine.request import FinishReason
 
 _NOTHING_COMES = frozenset({FinishReason.ABORT, FinishReason.ERROR})
@@ -87,9 +87,13 @@ def ended_by_rows(record: StepRecord) -> frozenset[int]:
     """Requests whose answers the rows of this step ended, and those that a batch lets go because of it; the landing
     in the step, or an abort, ended all others."""
     got = {request_id for request_id, new in zip(record.request_ids, record.new_tokens, strict=True) if new}
-    ends = [event for event in record.events if isinstance(event, Ended | Finished)]
-    kept = {event.request_id for event in ends if event.reason not in _NOTHING_COMES}
-    own = kept & got
-    if own and any(isinstance(event, BatchEnded) for event in record.events):
-        return frozenset(kept)
-    return frozenset(own)
+    ended, together = set[int](), False
+    for event in record.events:
+        if isinstance(event, BatchStarted):  # what ended before has no row here
+            ended, together = set(), False
+        elif isinstance(event, BatchEnded):
+            together = True
+        elif isinstance(event, Ended | Finished) and event.reason not in _NOTHING_COMES:
+            ended.add(event.request_id)
+    own = ended & got
+    return frozenset(ended if own and together else own)

@@ -167,14 +167,15 @@ def test_who_pauses_sees_everything() -> None:
     assert [len(output.token_ids) for output in result.outputs] == [1]
 
 
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("discipline", DISCIPLINES)
-def test_records_tell_when_clients_got_tokens_and_ends(discipline: str) -> None:
+def test_records_tell_when_clients_got_tokens_and_ends(discipline: str, seed: int) -> None:
     """Also of answers of one token, which have left when it arrives, and of those that a stop token ends."""
     stops = frozenset(range(0, 1_000, 4))
     core = _core(overlap=True, eos_token_ids=stops, discipline=discipline, num_blocks=24, block_size=4, max_num_seqs=4)
-    state, gone, latency, rng = RunState(), list[RecordedRequest](), Latency(), random.Random(5)
-    log = RequestLog(gone.append)
-    folds = (state, log, latency)
+    state, gone, latency, rng = RunState(), list[RecordedRequest](), Latency(), random.Random(seed)
+    log, midway = RequestLog(gone.append), list[RecordedRequest]()
+    folds: list[Any] = [state, log, latency]
     for fold in folds:
         fold.restore(core.keyframe())
     for i in range(1, 25):
@@ -191,6 +192,9 @@ def test_records_tell_when_clients_got_tokens_and_ends(discipline: str) -> None:
                 ended[output.request_id] = output.time
         for fold in folds if result.record is not None else ():
             fold.apply(result.record)
+        if rng.random() < 0.2:  # begin there, whatever is in flight
+            folds.append(RequestLog(midway.append))
+            folds[-1].restore(core.keyframe())
     assert {request.request_id: request.token_times for request in gone} == got
     assert {request.request_id: request.finished for request in gone} == ended
     assert {request.request_id: request.finished_time for request in state.finished} == ended
@@ -201,6 +205,10 @@ def test_records_tell_when_clients_got_tokens_and_ends(discipline: str) -> None:
         assert {request.request_id: request.first_token_time for request in state.finished} == {
             i: times[0] for i, times in got.items()
         }
+        assert {(r.request_id, r.first_token, r.finished, r.output_tokens) for r in midway} <= {
+            (i, times[0], ended[i], len(times)) for i, times in got.items()
+        }
+        assert any(request.earlier_tokens for request in midway)
         assert sorted(ttft.values) == sorted(times[0] - arrivals[i] for i, times in got.items())
 
 
