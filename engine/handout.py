@@ -61,9 +61,10 @@ class Handouts:
             lost = {event.request_id for event in ends if event.reason in _NOTHING_COMES}
             yield _landed(waiting, record, lost)
         if record.in_flight or record.landed_at:
-            own = ended_by_rows(record)
-            yield Handout(record.step, _landing(record), ends=[event for event in ends if event.request_id not in own])
-            ends = [event for event in ends if event.request_id in own]
+            own, got = ended_by_rows(record), _got(record)
+            late = [e for e in ends if e.request_id in (own if isinstance(e, Finished) else got)]
+            yield Handout(record.step, _landing(record), ends=[event for event in ends if event not in late])
+            ends = late
         given = Handout(record.step, record.end, record.request_ids, record.new_tokens, ends)
         if record.in_flight:
             self._under_way = given
@@ -83,10 +84,14 @@ def _landed(waiting: Handout, record: StepRecord, lost: set[int]) -> Handout:
     return Handout(waiting.step, _landing(record), [i for i, _ in got], [new for _, new in got], waiting.ends)
 
 
+def _got(record: StepRecord) -> set[int]:
+    """Whom the rows of this step gave tokens."""
+    return {request_id for request_id, new in zip(record.request_ids, record.new_tokens, strict=True) if new}
+
+
 def ended_by_rows(record: StepRecord) -> frozenset[int]:
     """Requests whose answers the rows of this step ended, and those that a batch lets go because of it; the landing
     in the step, or an abort, ended all others."""
-    got = {request_id for request_id, new in zip(record.request_ids, record.new_tokens, strict=True) if new}
     ended, together = set[int](), False
     for event in record.events:
         if isinstance(event, BatchStarted):  # what ended before has no row here
@@ -95,5 +100,5 @@ def ended_by_rows(record: StepRecord) -> frozenset[int]:
             together = True
         elif isinstance(event, Ended | Finished) and event.reason not in _NOTHING_COMES:
             ended.add(event.request_id)
-    own = ended & got
+    own = ended & _got(record)
     return frozenset(ended if own and together else own)
