@@ -93,7 +93,7 @@ class CountingCore:
                 del self.requests[request_id]
                 events.append(Finished(request_id, "length", row[1]))
         self._count(events, len(rows))
-        return SimpleNamespace(record=self._record(events, rows), outputs=outputs)
+        return SimpleNamespace(record=self._record(events, rows), outputs=outputs, notice="")
 
     def _count(self, events: list[Any], new_tokens: int) -> None:
         before = self.totals
