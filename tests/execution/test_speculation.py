@@ -16,10 +16,11 @@ from engine.execution.proposers import NgramProposer, Proposer
 from engine.execution.runner import ModelRunner
 from engine.request import Request, SamplingParams
 from engine.scheduling.plan import ModelRunnerOutput, SchedulerOutput
+from kernels.backend import uploaded
 from kernels.cpu.backend import CpuBackend
 from kernels.cpu.sampling import sample
 from kernels.sampling import SampledTokens, SamplingBatch
-from kernels.spec import DecoderSpec, StepBatch
+from kernels.spec import DecoderSpec, HostStep, StepBatch
 from tests.execution.helpers import PagedModel, make_request, random_prompt
 from tests.models.families import VOCAB, SavedModel, save_family
 
@@ -346,6 +347,11 @@ class TableBackend:
 
     def __init__(self, table: torch.Tensor) -> None:
         self._table = table
+
+    def upload(
+        self, step: HostStep, sampling: SamplingBatch | None = None, previous: torch.Tensor | None = None
+    ) -> StepBatch:
+        return uploaded(step, self.device, previous)
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
         return self._table[batch.token_ids[batch.logits_rows]]

@@ -59,7 +59,7 @@ def test_the_cases_cover_what_they_say() -> None:
 def test_the_traffic_reaches_the_rare_states() -> None:
     """Or the rest would prove little."""
     seen: Counter[str] = Counter()
-    for seed, host, prefix_cache, preemption in product(range(2), ("whole", "few"), (True, False), ("swap", "auto")):
+    for seed, host, prefix_cache, preemption in product(range(3), ("whole", "few"), (True, False), ("swap", "auto")):
         case = {"order": "priority", "preemption": preemption, "speculative": "ngram", "host": host}
         for discipline in ("vllm", "trtllm-max-util"):
             trace = run(case, seed, discipline=discipline, prefix_cache=prefix_cache, aborts=0.15)
