@@ -108,7 +108,7 @@ def test_a_tile_writes_its_own_rows_only() -> None:
     integers = [torch.tensor(each, dtype=torch.int32) for each in ([0, 20], [20], [[1, 2]], [2])]
     nothing = torch.empty(0)
     paged_attention_kernel[(1, 1)](
-        out, nothing, nothing, q, keys, values, *integers, 1, 0.1, 0.0, NO_WINDOW, **constants
+        out, nothing, nothing, q, keys, values, *integers, 1, 0.1, 0.0, NO_WINDOW, 1, **constants
     )
     queries = tile.rows // 5
     assert bool(torch.isfinite(out[:queries]).all())
