@@ -141,6 +141,8 @@ def differences(wanted: EngineConfig, running: EngineConfig) -> list[str]:
         ("dtype", lambda c: c.dtype),
         ("kv_dtype", lambda c: c.kv_dtype),
         ("device", lambda c: c.device),
+        ("cuda_graphs", lambda c: c.cuda_graphs),
+        ("overlap", lambda c: c.overlap),
         ("threads", lambda c: c.threads),
         ("max_model_len", lambda c: c.max_model_len),
         ("memory_limit", lambda c: c.memory_limit),

@@ -91,7 +91,14 @@ def test_differences_are_named_as_on_the_command_line() -> None:
 
 def test_every_knob_in_which_two_configurations_differ_is_named() -> None:
     changed = {str: "x", bool: False, int: 3, float: 0.25, dict: {"a": 2.0}, type(None): 5}
-    special = {"dtype": "float32", "device": "cpu", "discipline": "static", "order": "fair", "preemption": "swap"}
+    special = {
+        "dtype": "float32",
+        "kv_dtype": "fp8",
+        "device": "cpu",
+        "discipline": "static",
+        "order": "fair",
+        "preemption": "swap",
+    }
     special |= {"static_delivery": "row", "speculative": "ngram", "block_size": 8}
     plain = EngineConfig()
     for part in (plain, plain.cache, plain.scheduler):
