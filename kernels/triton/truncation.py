@@ -55,6 +55,26 @@ def _value(key: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
+def _weigh(
+    row_ptr: tl.tensor,
+    start: tl.tensor,
+    largest: tl.tensor,
+    rate: tl.tensor,
+    key: tl.tensor,
+    last: tl.tensor,
+    VOCAB: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """Keys and weights of the BLOCK tokens from ``start`` on: 2 ** (rate · (logit - largest)), but 0 behind the edge
+    (``key``, ``last``)."""
+    ids = start + tl.arange(0, BLOCK)
+    x = tl.load(row_ptr + ids, mask=ids < VOCAB, other=-float("inf"))
+    keys = _keys(x)
+    weights = tl.exp2(tl.maximum(x.to(tl.float32) - largest, LOWEST) * rate)
+    return keys, tl.where((keys > key) | ((keys == key) & (ids <= last)), weights, 0.0)
+
+
+@triton.jit
 def _reach(
     row_ptr: tl.tensor,
     target: tl.tensor,
@@ -65,8 +85,8 @@ def _reach(
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The greatest key of which the tokens with it or a greater one weigh at least ``target``, and the weight of those
-    with a greater one. A token weighs 2 ** (rate · (logit - largest)), but 0 behind the edge (``key``, ``last``)."""
+    """The greatest key of which the tokens with it or a greater one weigh (:func:`_weigh`) at least ``target``, and the
+    weight of those with a greater one."""
     BITS: tl.constexpr = row_ptr.dtype.element_ty.primitive_bitwidth
     found = tl.full((), 0, tl.uint32)
     unit = tl.full((), 1 << (BITS - 2), tl.uint32)
@@ -79,11 +99,7 @@ def _reach(
         from_two = tl.full([BLOCK], 0.0, tl.float32)
         from_three = tl.full([BLOCK], 0.0, tl.float32)
         for start in range(0, VOCAB, BLOCK):
-            ids = start + tl.arange(0, BLOCK)
-            x = tl.load(row_ptr + ids, mask=ids < VOCAB, other=-float("inf"))
-            keys = _keys(x)
-            weights = tl.exp2(tl.maximum(x.to(tl.float32) - largest, LOWEST) * rate)
-            weights = tl.where((keys > key) | ((keys == key) & (ids <= last)), weights, 0.0)
+            keys, weights = _weigh(row_ptr, start, largest, rate, key, last, VOCAB, BLOCK)
             from_one += tl.where(keys >= one, weights, 0.0)
             from_two += tl.where(keys >= two, weights, 0.0)
             from_three += tl.where(keys >= three, weights, 0.0)
@@ -107,11 +123,8 @@ def _total(
     """What all tokens weigh together, added in the order of :func:`_reach`."""
     total = tl.full([BLOCK], 0.0, tl.float32)
     for start in range(0, VOCAB, BLOCK):
-        ids = start + tl.arange(0, BLOCK)
-        x = tl.load(row_ptr + ids, mask=ids < VOCAB, other=-float("inf"))
-        keys = _keys(x)
-        weights = tl.exp2(tl.maximum(x.to(tl.float32) - largest, LOWEST) * rate)
-        total += tl.where((keys > key) | ((keys == key) & (ids <= last)), weights, 0.0)
+        _, weights = _weigh(row_ptr, start, largest, rate, key, last, VOCAB, BLOCK)
+        total += weights
     return tl.sum(total, axis=0)
 
 
